@@ -1,0 +1,61 @@
+"""The same PyTorch training script from a laptop to many machines, and proof that it is the same training.
+
+Names are imported when they are first used: importing this package is quick and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from distributed_training._version import __version__
+
+if TYPE_CHECKING:
+    from distributed_training.config import Config, get_config
+    from distributed_training.data import ArrayDataset, Dataset, Loader, Plan
+    from distributed_training.models import get_model
+    from distributed_training.runtime.errors import DistributedTrainingError
+    from distributed_training.training import Callback, EarlyStopping, Trainer, TrainingResult
+
+_HOME = {
+    "ArrayDataset": "data",
+    "Callback": "training",
+    "Config": "config",
+    "Dataset": "data",
+    "DistributedTrainingError": "runtime.errors",
+    "EarlyStopping": "training",
+    "Loader": "data",
+    "Plan": "data",
+    "Trainer": "training",
+    "TrainingResult": "training",
+    "get_config": "config",
+    "get_model": "models",
+}
+
+__all__ = [
+    "ArrayDataset",
+    "Callback",
+    "Config",
+    "Dataset",
+    "DistributedTrainingError",
+    "EarlyStopping",
+    "Loader",
+    "Plan",
+    "Trainer",
+    "TrainingResult",
+    "__version__",
+    "get_config",
+    "get_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

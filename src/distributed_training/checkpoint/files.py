@@ -1,0 +1,168 @@
+"""A checkpoint on disk: a folder with `state.safetensors` and `manifest.json`, committed by one rename.
+
+Everything is written into a folder of another name and synced to the disk; only then is that folder renamed. A reader
+never sees half a checkpoint, and whatever happens afterwards shows in the hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from distributed_training.checkpoint.staging import Staging
+from distributed_training.checkpoint.tree import put_together
+from distributed_training.runtime.errors import CheckpointError
+
+FORMAT = 1
+STATE_FILE, MANIFEST_FILE = "state.safetensors", "manifest.json"
+UNFINISHED, REPLACED = ".writing-", ".replaced-"
+_CHUNK = 8 * 2**20
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """What is known of a checkpoint without reading its tensors."""
+
+    path: Path
+    step: int
+    """Global step: optimizer steps taken so far."""
+    epoch: int
+    metrics: Mapping[str, float]
+
+
+def checkpoint_name(step: int) -> str:
+    """Folder name, sortable by step."""
+    return f"step-{step:010d}"
+
+
+def write_checkpoint(
+    folder: Path, staging: Staging, description: Any, *, step: int, epoch: int, metrics: Mapping[str, float]
+) -> CheckpointInfo:
+    """Write what is staged and commit it. On any failure nothing is left behind and older checkpoints are untouched."""
+    final = folder / checkpoint_name(step)
+    aside = folder / f"{UNFINISHED}{final.name}-{os.getpid()}"
+    try:
+        aside.mkdir(parents=True)
+        size, digest = _write_hashed(aside / STATE_FILE, staging.parts())
+        manifest = {
+            "format": FORMAT,
+            "step": step,
+            "epoch": epoch,
+            "metrics": dict(metrics),
+            "time": time.time(),
+            "files": {STATE_FILE: {"size": size, "sha256": digest}},
+            "state": description,
+        }
+        _write_hashed(aside / MANIFEST_FILE, [memoryview(_seal(manifest))])
+        _sync_folder(aside)
+        _commit(aside, final)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise CheckpointError(
+            f"{final}: not saved ({error.strerror or error}); earlier checkpoints are intact. "
+            "Free some space or choose another run.root, then continue with --resume auto"
+        ) from error
+    return CheckpointInfo(final, step, epoch, dict(metrics))
+
+
+def read_info(path: Path) -> CheckpointInfo:
+    """A checkpoint's step, epoch and metrics."""
+    manifest = _read_manifest(path)
+    return CheckpointInfo(path, manifest["step"], manifest["epoch"], manifest["metrics"])
+
+
+def verify(path: Path) -> None:
+    """Read every byte and compare with the hashes, or raise CheckpointError saying what is wrong."""
+    for name, expected in _read_manifest(path)["files"].items():
+        file = path / name
+        try:
+            size = file.stat().st_size
+            if size != expected["size"]:
+                raise CheckpointError(f"{file}: damaged: {size} bytes instead of {expected['size']}")
+            with file.open("rb") as stream:
+                digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        except OSError as error:
+            raise CheckpointError(f"{file}: cannot be read ({error.strerror})") from None
+        if digest != expected["sha256"]:
+            raise CheckpointError(f"{file}: damaged: its content does not match its hash")
+
+
+def read_state(path: Path) -> Any:
+    """The state in a checkpoint, tensors on the CPU. Verified first."""
+    verify(path)
+    try:
+        with safe_open(path / STATE_FILE, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return put_together(_read_manifest(path)["state"], tensors)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged: {error}") from None
+
+
+def _write_hashed(path: Path, parts: Sequence[memoryview]) -> tuple[int, str]:
+    """Write and sync a file, hashing in a second thread meanwhile: both release the interpreter lock."""
+    digest = hashlib.sha256()
+    hasher = threading.Thread(target=lambda: [digest.update(part) for part in parts], name="checkpoint-hasher")
+    hasher.start()
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            for part in parts:
+                start = 0
+                while start < len(part):
+                    start += os.write(descriptor, part[start : start + _CHUNK])
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    finally:
+        hasher.join()
+    return sum(len(part) for part in parts), digest.hexdigest()
+
+
+def _seal(manifest: Mapping[str, Any]) -> bytes:
+    """The manifest with a hash of itself, so that a flipped bit in it shows."""
+    body = json.dumps(manifest, sort_keys=True)
+    return json.dumps({"sha256": hashlib.sha256(body.encode()).hexdigest(), "manifest": json.loads(body)}).encode()
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    file = path / MANIFEST_FILE
+    try:
+        sealed = json.loads(file.read_bytes())
+        body = json.dumps(sealed["manifest"], sort_keys=True)
+        if hashlib.sha256(body.encode()).hexdigest() != sealed["sha256"]:
+            raise CheckpointError(f"{file}: damaged: its content does not match its hash")
+    except OSError as error:
+        raise CheckpointError(f"{path}: not a checkpoint ({MANIFEST_FILE}: {error.strerror})") from None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{file}: damaged: not a manifest") from None
+    manifest: dict[str, Any] = sealed["manifest"]
+    if manifest["format"] != FORMAT:
+        raise CheckpointError(f"{path}: written in format {manifest['format']}, this version reads format {FORMAT}")
+    return manifest
+
+
+def _commit(aside: Path, final: Path) -> None:
+    replaced = final.with_name(f"{REPLACED}{final.name}-{os.getpid()}")
+    if final.exists():  # a damaged one of the same step that the run has come past again
+        final.rename(replaced)
+    aside.rename(final)
+    _sync_folder(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

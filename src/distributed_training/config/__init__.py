@@ -1,0 +1,36 @@
+"""Typed settings and where each value came from. Imports nothing else of this package, and no torch."""
+
+from distributed_training.config.config import Config, Origin
+from distributed_training.config.errors import ConfigError, DistributedTrainingError
+from distributed_training.config.load import get_config, load_config
+from distributed_training.config.schema import (
+    AugmentConfig,
+    CheckpointConfig,
+    DataConfig,
+    EarlyStoppingConfig,
+    ModelConfig,
+    NetworkConfig,
+    RunConfig,
+    StrategyConfig,
+    TrackingConfig,
+    TrainingConfig,
+)
+
+__all__ = [
+    "AugmentConfig",
+    "CheckpointConfig",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "DistributedTrainingError",
+    "EarlyStoppingConfig",
+    "ModelConfig",
+    "NetworkConfig",
+    "Origin",
+    "RunConfig",
+    "StrategyConfig",
+    "TrackingConfig",
+    "TrainingConfig",
+    "get_config",
+    "load_config",
+]

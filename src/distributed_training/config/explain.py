@@ -1,0 +1,66 @@
+"""What each setting is, means and came from, as rows for `dtrain config explain` and the documentation."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+from distributed_training.config import schema
+from distributed_training.config.config import Config, Origin, known_keys, section_types
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One setting: its value, who set it last, and what that overrode."""
+
+    key: str
+    value: Any
+    source: str
+    overrode: list[Origin]
+    meaning: str
+
+
+def explain(config: Config) -> list[Explanation]:
+    """A row for every setting, in the order of the schema; free mappings are opened to the keys they hold."""
+    keys = [k for key in known_keys() for k in (key, *sorted(o for o in config._origins if o.startswith(key + ".")))]
+    rows = []
+    for key in keys:
+        *overrode, winner = config.origins(key)
+        rows.append(Explanation(key, config.get(key), winner.source, overrode[::-1], meanings().get(key, "")))
+    return rows
+
+
+@functools.cache
+def meanings() -> dict[str, str]:
+    """The docstring under each field of the schema, by dotted key."""
+    tree = ast.parse(inspect.getsource(schema))
+    by_class = {node.name: _field_docstrings(node) for node in tree.body if isinstance(node, ast.ClassDef)}
+    found: dict[str, str] = {}
+    for name, section in section_types().items():
+        _collect(by_class, section.__name__, f"{name}.", found)
+    return found
+
+
+def _collect(by_class: dict[str, dict[str, str]], cls: str, prefix: str, found: dict[str, str]) -> None:
+    for field_name, doc in by_class[cls].items():
+        nested = getattr(schema, cls).__dataclass_fields__[field_name].default_factory
+        if isinstance(nested, type) and nested.__name__ in by_class:
+            _collect(by_class, nested.__name__, f"{prefix}{field_name}.", found)
+        else:
+            found[prefix + field_name] = doc
+
+
+def _field_docstrings(node: ast.ClassDef) -> dict[str, str]:
+    docs: dict[str, str] = {}
+    for statement, following in zip(node.body, node.body[1:]):
+        if (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
+        ):
+            docs[statement.target.id] = str(following.value.value)
+    return docs

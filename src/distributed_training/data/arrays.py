@@ -1,0 +1,72 @@
+"""Datasets whose samples lie in arrays: a batch is one gather per array, with no Python per sample."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from distributed_training.data.base import Dataset
+from distributed_training.runtime.errors import DataError
+
+Arrays = Sequence[Any] | Mapping[str, Any]
+
+
+class ArrayDataset(Dataset):
+    """Samples in NumPy arrays (also memory-mapped) or tensors of equal length, as a tuple or a dict of them.
+
+    With one array a batch is that tensor, with a tuple it is a tuple, with a dict a dict.
+    """
+
+    def __init__(self, arrays: Any, *, num_classes: int | None = None, name: str = "arrays") -> None:
+        self.name = name
+        self.num_classes = num_classes
+        self._kind = "dict" if isinstance(arrays, Mapping) else "tuple" if isinstance(arrays, (tuple, list)) else "one"
+        named = arrays.items() if isinstance(arrays, Mapping) else enumerate(arrays if self._kind == "tuple" else [arrays])
+        self._tensors = {str(key): _as_tensor(value, f"{name}[{key}]") for key, value in named}
+        lengths = {key: len(t) for key, t in self._tensors.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"{name}: arrays differ in length: {lengths}; every sample needs a row in each")
+        self._length = next(iter(lengths.values()), 0)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def fetch(self, ids: np.ndarray) -> Any:
+        index = torch.from_numpy(ids)
+        if self._kind == "dict":
+            return {key: t.index_select(0, index) for key, t in self._tensors.items()}
+        rows = tuple([t.index_select(0, index) for t in self._tensors.values()])
+        return rows if self._kind == "tuple" else rows[0]
+
+    def fingerprint(self) -> str:
+        return fingerprint_of(self.name, {key: t.numpy() for key, t in self._tensors.items()})
+
+
+def _as_tensor(value: Any, name: str) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    array = np.asarray(value) if not isinstance(value, np.memmap) else value
+    try:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError):
+        raise DataError(f"{name}: values of type {array.dtype} cannot become tensors; convert them to numbers") from None
+
+
+_WHOLE = 16 * 2**20  # arrays up to this many bytes are hashed whole, of larger ones evenly spread rows
+_ROWS = 1024
+
+
+def fingerprint_of(name: str, arrays: Mapping[str, np.ndarray]) -> str:
+    """Hash of names, shapes, types and content: all of it for small arrays, evenly spread rows of large ones."""
+    digest = hashlib.sha256(name.encode())
+    for key in sorted(arrays):
+        array = arrays[key]
+        digest.update(f"{key}:{array.shape}:{array.dtype.str}".encode())
+        if array.nbytes > _WHOLE:
+            array = array[np.unique(np.linspace(0, len(array) - 1, _ROWS).astype(np.int64))]
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,101 @@
+"""The two contracts of data: a `Dataset` is samples by number, a `BatchSource` is batches in step order.
+
+The way of a batch: the plan computes which sample ids make up a step, a dataset fetches them as one batch, a batch
+source hands them to the training loop. The loop cannot tell a local loader from one on another machine.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+class Dataset(ABC):
+    """A fixed number of samples, fetched by id in whole batches.
+
+    Called from the training process or from loader processes, so an instance must survive pickling or forking. It
+    holds no position and no random state: the same ids always give the same samples.
+    """
+
+    num_classes: int | None = None
+    """Number of classes where the targets are class labels."""
+    classes: list[str] | None = None
+    """Names of the classes, where they have names."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    @abstractmethod
+    def fetch(self, ids: np.ndarray) -> Any:
+        """The samples with these ids (int64, each in [0, len)) as one batch of tensors, first dimension len(ids).
+
+        A batch is any nesting of tuples, lists and dicts; `(inputs, targets)` is the usual one. The tensors belong to
+        the caller and share no memory with the dataset. A sample that cannot be read raises DataError naming it.
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A short string equal for equal data: what two machines compare before they work on one run."""
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The training part of a dataset and the part held out."""
+
+    train: Dataset
+    validation: Dataset | None = None
+
+
+@dataclass(slots=True)
+class Batch:
+    """One global step's share of samples."""
+
+    ids: np.ndarray
+    """Ids of the samples, in the order of the rows of `data`."""
+    data: Any
+    """The samples, as `Dataset.fetch` gave them."""
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        return len(self.ids)
+
+
+class BatchSource(ABC):
+    """Batches in step order. The training loop is its only caller, from one thread."""
+
+    exact = True
+    """Whether a resumed or distributed run sees the very same batches; False only for streams without sample ids."""
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int | None:
+        """Optimizer steps in an epoch; None when it is known only at the end (iterable datasets)."""
+
+    @abstractmethod
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch]]:
+        """Yield (step, batch) of this epoch from step `start` on. A new call ends the one before it."""
+
+    def describe(self) -> dict[str, Any]:
+        """What must be equal for two runs to see the same batches; kept in checkpoints and compared on resume."""
+        return {}
+
+    def close(self) -> None:
+        """End worker processes and free memory. Safe to call twice."""
+
+
+class KeyedDataset(Dataset):
+    """A dataset whose samples have a random part: augmentation drawn from a key instead of a worker's generator."""
+
+    @abstractmethod
+    def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:
+        """As `fetch`, each sample's random part a function of (key, its id) alone. The key stands for (seed, epoch)."""
+
+    def fetch(self, ids: np.ndarray) -> Any:
+        """The samples with a fixed key: what evaluation sees."""
+        return self.fetch_keyed(ids, 0)

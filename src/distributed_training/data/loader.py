@@ -1,0 +1,163 @@
+"""The local loader: batches in plan order, in this process or from worker processes, from any step on."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import Dataset as TorchBase
+
+from distributed_training.data.base import Batch, BatchSource, Dataset
+from distributed_training.data.nested import map_tensors
+from distributed_training.data.plan import Plan, derive_key
+from distributed_training.data.torch_dataset import fetch
+from distributed_training.runtime.errors import DataError
+
+_STEPS_AT_ONCE = 64  # ids of so many steps are computed together: NumPy's cost per call is shared between them
+
+
+class Loader(BatchSource):
+    """Batches of a dataset in the order of a plan. Stateless: any step of any epoch can be asked for."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        plan: Plan,
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        deadline: float = 300.0,
+    ) -> None:
+        if len(dataset) == 0:
+            raise DataError(f"{type(dataset).__name__}: the dataset is empty")
+        if plan.batch_size > plan.samples:
+            raise DataError(
+                f"batch of {plan.batch_size} is larger than the dataset of {plan.samples} samples; "
+                f"set training.batch_size to {plan.samples} or less"
+            )
+        self.dataset, self.plan = dataset, plan
+        self._pin_memory = pin_memory and torch.cuda.is_available()
+        self._num_workers, self._deadline = num_workers, deadline
+        self._workers: DataLoader[Any] | None = None
+        self._cursor = _Cursor(plan.steps_per_epoch)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch."""
+        return self.plan.steps_per_epoch
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch]]:
+        """Yield (step, batch) of this epoch from step `start` on."""
+        if self._num_workers:
+            return self._from_workers(epoch, start)
+        return self._in_process(epoch, start)
+
+    def in_order(self) -> Loader:
+        """A loader of the same data with every sample once, in the dataset's order. Close it separately."""
+        if not self.plan.shuffle and not self.plan.drop_last:
+            return self
+        plan = replace(self.plan, shuffle=False, drop_last=False)
+        workers, pin = self._num_workers, self._pin_memory
+        return Loader(self.dataset, plan, num_workers=workers, pin_memory=pin, deadline=self._deadline)
+
+    def describe(self) -> dict[str, Any]:
+        """The plan and the data: equal for two loaders that give the same batches."""
+        return {**self.plan.describe(), "dataset": self.dataset.fingerprint()}
+
+    def close(self) -> None:
+        """End the worker processes."""
+        if self._workers is not None and self._workers._iterator is not None:
+            self._workers._iterator._shutdown_workers()  # type: ignore[attr-defined]
+            self._workers._iterator = None
+        self._workers = None
+
+    def _in_process(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
+        size, key = self.plan.batch_size, derive_key(self.plan.seed, epoch)
+        for first in range(start, self.steps_per_epoch, _STEPS_AT_ONCE):
+            last = min(first + _STEPS_AT_ONCE, self.steps_per_epoch)
+            ids = self.plan.span(epoch, first, last)
+            for step in range(first, last):
+                own = ids[(step - first) * size : (step - first + 1) * size]
+                data = fetch(self.dataset, own, key)
+                yield step, Batch(own, map_tensors(torch.Tensor.pin_memory, data) if self._pin_memory else data)
+
+    def _from_workers(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
+        if self._workers is None:
+            self._workers = DataLoader(
+                _Steps(self.dataset, self.plan),
+                batch_size=None,  # an item is a whole batch already
+                sampler=self._cursor,
+                num_workers=self._num_workers,
+                persistent_workers=True,
+                pin_memory=self._pin_memory,
+                worker_init_fn=_ignore_signals,
+                timeout=self._deadline,
+            )
+        self._cursor.epoch, self._cursor.start = epoch, start
+        try:
+            for step, data in enumerate(self._workers, start):
+                if isinstance(data, _Failure):
+                    raise DataError(f"{data.message} (in a loader process, epoch {epoch}, step {step})\n{data.trace}")
+                yield step, Batch(self.plan.ids(epoch, step), data)
+        except RuntimeError as error:
+            raise _worker_error(error, self._deadline) from error
+
+
+class _Cursor:
+    """The sampler of the worker loader: which (epoch, step) come next. Set anew before each epoch."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps, self.epoch, self.start = steps, 0, 0
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter([(self.epoch, step) for step in range(self.start, self.steps)])
+
+    def __len__(self) -> int:
+        return self.steps - self.start
+
+
+@dataclass
+class _Failure:
+    """An error of a worker, carried as a value so that it is not buried in the loader's own traceback."""
+
+    message: str
+    trace: str
+
+
+class _Steps(TorchBase[Any]):
+    """Runs in the workers: computes the ids of a step by itself and fetches them. Nothing is sent but (epoch, step)."""
+
+    def __init__(self, dataset: Dataset, plan: Plan) -> None:
+        self._dataset, self._plan = dataset, plan
+
+    def __getitem__(self, at: tuple[int, int]) -> Any:
+        epoch, step = at
+        try:
+            return fetch(self._dataset, self._plan.ids(epoch, step), derive_key(self._plan.seed, epoch))
+        except Exception as error:
+            message = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+            return _Failure(message, traceback.format_exc(limit=-4))
+
+
+def _ignore_signals(_: int) -> None:
+    """Ctrl-C reaches every process of the terminal; only the training process decides what it means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _worker_error(error: RuntimeError, deadline: float) -> Exception:
+    text = str(error)
+    if "timed out" in text:
+        return DataError(
+            f"no batch from the loader processes within {deadline:g} s; a sample that takes long needs a larger run.deadline"
+        )
+    if "DataLoader worker" in text:
+        return DataError(
+            f"a loader process died ({text.splitlines()[0]}); if the machine ran out of memory, lower data.num_workers"
+        )
+    return error

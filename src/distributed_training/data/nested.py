@@ -1,0 +1,61 @@
+"""Batches are nested tuples, lists and dicts of tensors; these walk them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
+    """The same nesting with `function` applied to every tensor; anything else is passed through."""
+    if isinstance(data, Tensor):
+        return function(data)
+    if isinstance(data, tuple):
+        values = [map_tensors(function, value) for value in data]
+        return type(data)(*values) if hasattr(data, "_fields") else tuple(values)
+    if isinstance(data, list):
+        return [map_tensors(function, value) for value in data]
+    if isinstance(data, Mapping):  # Hugging Face batches are mappings too, and become plain dicts
+        return {key: map_tensors(function, value) for key, value in data.items()}
+    return data
+
+
+def tensors_in(data: Any) -> Iterator[Tensor]:
+    """Every tensor of a nesting, in order."""
+    if isinstance(data, Tensor):
+        yield data
+    elif isinstance(data, (tuple, list)):
+        for value in data:
+            yield from tensors_in(value)
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            yield from tensors_in(value)
+
+
+def to_device(data: Any, device: torch.device) -> Any:
+    """All tensors on `device`; copies from pinned memory do not wait."""
+    return map_tensors(lambda t: t.to(device, non_blocking=True), data)
+
+
+def batch_length(data: Any) -> int:
+    """Number of samples: the first dimension of the first tensor that has one."""
+    for tensor in tensors_in(data):
+        if tensor.ndim:
+            return len(tensor)
+    return 1
+
+
+def split_batch(data: Any, size: int, parts: int) -> list[tuple[int, Any]]:
+    """Cut a batch of `size` samples into at most `parts` micro-batches of nearly equal size, as (samples, views).
+
+    Tensors whose first dimension is not the batch (a scalar, a shared table) go to every part whole.
+    """
+    parts = min(parts, size)
+    bounds = [size * k // parts for k in range(parts + 1)]
+    return [
+        (end - start, map_tensors(lambda t: t[start:end] if t.ndim and len(t) == size else t, data))
+        for start, end in zip(bounds, bounds[1:])
+    ]

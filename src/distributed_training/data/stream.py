@@ -1,0 +1,62 @@
+"""Batches from anything that can only be iterated, with a weaker guarantee that is said aloud."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from distributed_training.data.base import Batch, BatchSource
+from distributed_training.data.nested import batch_length
+from distributed_training.runtime.errors import DataError
+
+logger = logging.getLogger(__name__)
+
+
+class StreamSource(BatchSource):
+    """Batches of an iterable: an IterableDataset's DataLoader, a custom sampler, a list of batches.
+
+    There are no sample ids, so the order is whatever the iterable gives. A resume skips the batches already used by
+    reading past them, and is exact only if the iterable repeats itself.
+    """
+
+    exact = False
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = batches
+        self._warned = False
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """The iterable's length where it has one."""
+        try:
+            return len(self._batches)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch]]:
+        """Yield (step, batch), numbering samples as they come."""
+        if not self._warned:
+            logger.warning(
+                "%s has no sample plan: order and resume are only as exact as its own iteration. "
+                "Pass a map-style dataset for exact resume.",
+                type(self._batches).__name__,
+            )
+            self._warned = True
+        for holder in (self._batches, getattr(self._batches, "sampler", None), getattr(self._batches, "dataset", None)):
+            if hasattr(holder, "set_epoch"):
+                holder.set_epoch(epoch)
+        first = 0
+        step = start - 1
+        for step, data in enumerate(islice(self._batches, start, None), start):
+            size = batch_length(data)
+            yield step, Batch(np.arange(first, first + size), data)
+            first += size
+        if step < 0:
+            raise DataError(
+                f"{type(self._batches).__name__} gave no batch in epoch {epoch}: the dataset is empty, "
+                "or a generator that can be read only once (pass something that starts anew with each iter())"
+            )

@@ -1,0 +1,139 @@
+"""Users' torch datasets and preprocessing functions, as datasets of ours."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Subset as TorchSubset
+
+from distributed_training.data.arrays import ArrayDataset
+from distributed_training.data.base import Dataset, KeyedDataset
+from distributed_training.data.nested import map_tensors
+from distributed_training.data.randomness import global_generators_kept, seed_for_sample
+from distributed_training.runtime.errors import DataError
+
+Collate = Callable[[list[Any]], Any]
+
+
+def as_dataset(samples: Any, collate: Collate | None = None) -> Dataset:
+    """A dataset of ours from anything with `__len__` and `__getitem__`; tensors and arrays keep their fast path."""
+    if isinstance(samples, Dataset):
+        return samples
+    default = collate is None or collate is default_collate
+    if isinstance(samples, TensorDataset) and default:
+        return ArrayDataset(samples.tensors, name="TensorDataset")
+    if isinstance(samples, (np.ndarray, torch.Tensor)) and default:
+        return ArrayDataset(samples)
+    if not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
+        raise DataError(f"{type(samples).__name__} has no __getitem__ and __len__, so it is not a map-style dataset")
+    return TorchDataset(samples, collate or default_collate)
+
+
+class TorchDataset(KeyedDataset):
+    """A map-style torch dataset. Its random transforms are keyed by sample: see `data.randomness`.
+
+    A dataset with `__getitems__` is asked for the whole batch at once; what is random in it is then keyed by batch.
+    """
+
+    def __init__(self, samples: Any, collate: Collate = default_collate) -> None:
+        index = None
+        while isinstance(samples, TorchSubset):  # look through it: its own __getitems__ cannot be keyed by sample
+            inner = np.asarray(samples.indices, dtype=np.int64)
+            index = inner if index is None else inner[index]
+            samples = samples.dataset
+        self._samples, self._collate, self._index = samples, collate, index
+        self._whole_batches = hasattr(samples, "__getitems__")
+        self.name = type(samples).__name__
+        classes = getattr(samples, "classes", None)
+        self.num_classes = len(classes) if classes is not None else None
+
+    def __len__(self) -> int:
+        return len(self._samples) if self._index is None else len(self._index)
+
+    def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:
+        own = (ids if self._index is None else self._index[ids]).tolist()
+        if not own:  # a rank without a share of the last batch: the shape of a sample, no rows
+            return map_tensors(lambda t: t[:0], self.fetch_keyed(np.zeros(1, dtype=np.int64), key))
+        with global_generators_kept():
+            if self._whole_batches:
+                seed_for_sample(key, own[0])
+                rows = _call(self._samples.__getitems__, own, what=f"{self.name}: samples {own[0]}, ...")
+            else:
+                rows = []
+                for sample in own:
+                    seed_for_sample(key, sample)
+                    rows.append(_call(self._samples.__getitem__, sample, what=f"{self.name}: sample {sample}"))
+        return _call(self._collate, rows, what=f"{self.name}: collating samples {own[:4]}...")
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{self.name}:{len(self)}".encode())
+        for position in {0, len(self) // 2, len(self) - 1} if len(self) else ():
+            batch = self.fetch(np.array([position]))
+            map_tensors(lambda t: (digest.update(t.numpy().tobytes()), t)[1], batch)
+        return digest.hexdigest()[:16]
+
+
+class PreprocessedDataset(KeyedDataset):
+    """A dataset with a user's function applied to each sample before batching.
+
+    The function gets one sample and may take a second argument `rng`, a NumPy generator keyed by (seed, epoch, sample).
+    """
+
+    def __init__(self, dataset: Dataset, function: Callable[..., Any], name: str = "preprocess") -> None:
+        self._dataset, self._function, self.name = dataset, function, name
+        self._wants_rng = "rng" in _parameters(function)
+        self.num_classes = dataset.num_classes
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:
+        if not len(ids):
+            return map_tensors(lambda t: t[:0], self.fetch_keyed(np.zeros(1, dtype=np.int64), key))
+        batch = fetch(self._dataset, ids, key)
+        rows = []
+        with global_generators_kept():
+            for row, sample in enumerate(ids.tolist()):
+                seed = seed_for_sample(key, sample)
+                arguments = {"rng": np.random.Generator(np.random.Philox(seed))} if self._wants_rng else {}
+                what = f"{self.name}: sample {sample}"
+                rows.append(_call(self._function, _row(batch, row), what=what, **arguments))
+        return _call(default_collate, rows, what=f"{self.name}: batching what it returned")
+
+    def fingerprint(self) -> str:
+        return self._dataset.fingerprint()
+
+
+def fetch(dataset: Dataset, ids: np.ndarray, key: int) -> Any:
+    """A batch of any dataset; the key matters only to those with a random part."""
+    return dataset.fetch_keyed(ids, key) if isinstance(dataset, KeyedDataset) else dataset.fetch(ids)
+
+
+def _call(function: Callable[..., Any], *args: Any, what: str, **kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs)
+    except DataError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+def _row(batch: Any, row: int) -> Any:
+    if isinstance(batch, Mapping):
+        return {key: _row(value, row) for key, value in batch.items()}
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(_row(value, row) for value in batch)
+    return batch[row]
+
+
+def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # builtins have no signature
+        return {}

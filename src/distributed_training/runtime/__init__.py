@@ -1,0 +1,1 @@
+"""Facts of this process: device, seeds, allocator, signals, errors, run directory."""

@@ -1,0 +1,59 @@
+"""One hierarchy of errors. A message says what happened, to which rank, peer or file, and what to do next."""
+
+from __future__ import annotations
+
+from distributed_training.config.errors import ConfigError, DistributedTrainingError
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "DistributedTrainingError",
+    "MissingDependencyError",
+    "ModelError",
+    "OutOfMemoryError",
+    "RunDirectoryError",
+    "TrainingDivergedError",
+]
+
+
+class DataError(DistributedTrainingError):
+    """A dataset is empty, damaged, or holds a sample that cannot be used. Names the file, line or sample."""
+
+    exit_code = 3
+
+
+class ModelError(DistributedTrainingError):
+    """A model cannot be built, or returns something that is none of the three accepted forms."""
+
+    exit_code = 3
+
+
+class CheckpointError(DistributedTrainingError):
+    """A checkpoint cannot be written, read or applied."""
+
+    exit_code = 4
+
+
+class RunDirectoryError(DistributedTrainingError):
+    """The folder of a run cannot be made, read or written."""
+
+    exit_code = 4
+
+
+class TrainingDivergedError(DistributedTrainingError):
+    """Loss or gradients were not finite for several steps in a row."""
+
+    exit_code = 5
+
+
+class OutOfMemoryError(DistributedTrainingError):
+    """The device ran out of memory."""
+
+    exit_code = 6
+
+
+class MissingDependencyError(DistributedTrainingError):
+    """An optional library is needed for what was asked."""
+
+    exit_code = 2

@@ -1,0 +1,121 @@
+"""One folder a run: resolved config, JSONL events, ledger, checkpoints, report. Every tool reads only this."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from distributed_training.config import Config
+from distributed_training.runtime.errors import RunDirectoryError
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths inside a run's folder."""
+
+    path: Path
+
+    @property
+    def config_file(self) -> Path:
+        """All settings in force, as YAML."""
+        return self.path / "config.yaml"
+
+    @property
+    def events_file(self) -> Path:
+        """One JSON object a line: start, metrics, checkpoint, finish."""
+        return self.path / "events.jsonl"
+
+    @property
+    def ledger_file(self) -> Path:
+        """One line a step: which samples it used, as a hash."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        """Folder of the plots and the HTML page."""
+        return self.path / "report"
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.path.name
+
+    def load_config(self) -> Config:
+        """The settings the run was started with."""
+        if not self.config_file.is_file():
+            raise RunDirectoryError(f"{self.path}: not a run directory (no config.yaml); give a folder made by dtrain train")
+        return Config.from_dict(_yaml(self.config_file), source=str(self.config_file))
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """All events so far. A last line cut off by a crash is left out."""
+        yield from read_jsonl(self.events_file)
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    from distributed_training.config.load import read_yaml
+
+    return read_yaml(path)
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file; lines that a crash cut off are skipped."""
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                continue
+
+
+def create_run_directory(config: Config, given: Path | None = None, model: str = "") -> RunDirectory:
+    """Make the folder for a new run and put its config there. An existing run is never overwritten."""
+    root = Path(config.run.root)
+    name = config.run.name or f"{(model or config.model.name).lower()}-{datetime.now():%Y%m%d-%H%M%S}"
+    path = given or root / name
+    if given is None and config.run.name is None:  # two runs in one second
+        tries = (root / f"{name}-{n}" for n in range(2, 1000))
+        while path.exists():
+            path = next(tries)
+    if (path / "config.yaml").exists():
+        raise RunDirectoryError(
+            f"{path}: a run of this name exists; continue it with --resume auto, or choose another run.name"
+        )
+    run = RunDirectory(path)
+    try:
+        run.checkpoints.mkdir(parents=True, exist_ok=True)
+        config.save(run.config_file)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path}: cannot be written ({error.strerror}); choose another folder with run.root=FOLDER"
+        ) from None
+    return run
+
+
+def newest_run(config: Config) -> RunDirectory | None:
+    """The run that `resume=auto` goes on with: the one named, or else the newest of the same model and dataset."""
+    root = Path(config.run.root)
+    if config.run.name:
+        candidates = [root / config.run.name]
+    else:
+        candidates = sorted(root.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime_ns, reverse=True)
+        candidates = [p.parent for p in candidates]
+    for path in candidates:
+        if not (path / "config.yaml").is_file():
+            continue
+        run = RunDirectory(path)
+        saved = run.load_config()
+        same_job = saved.model == config.model and saved.data.dataset == config.data.dataset
+        if config.run.name or same_job:
+            return run
+    return None

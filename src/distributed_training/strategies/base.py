@@ -1,0 +1,99 @@
+"""The contract of a strategy: how one training step runs on one or many devices.
+
+The plainest implementation, `single.py`, is the reference: whatever a strategy does, N steps from one seed must end in
+the same weights as `single`, up to the order of floating-point sums.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What a step does beside forward and backward."""
+
+    precision: str = "fp32"
+    """fp32, tf32, bf16, fp16 or auto."""
+    gradient_clip: float | None = None
+    """Largest global norm of the gradient."""
+    nonfinite: str = "gradients"
+    """gradients, loss or off: what decides whether a step is skipped."""
+    compile: bool = False
+    """Run the model through torch.compile."""
+    fused: bool = True
+    """Use the optimizer's fused kernel where there is one."""
+
+
+class StepResult(NamedTuple):
+    """What `step` did. Tensors on the device, so that nobody waits for it."""
+
+    norm: Tensor | None
+    """Global norm of the gradient before clipping, where it was computed."""
+    skipped: Tensor | bool
+    """True or 1 where the update was skipped because something was not finite."""
+
+
+class Strategy(ABC):
+    """How a step runs. Called from the training thread of every rank, each method by all ranks in the same order.
+
+    A call that waits for other ranks ends with an error at the run's deadline, never hangs.
+    """
+
+    name: str
+    device: torch.device
+    rank: int = 0
+    world_size: int = 1
+
+    @abstractmethod
+    def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:
+        """Take over model and optimizer; return what the forward pass calls. The optimizer may be None to evaluate."""
+
+    @abstractmethod
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The arithmetic of the forward pass and the loss."""
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        """Around forward and backward of a micro-batch. Gradients travel between ranks only in the last one."""
+        return nullcontext()
+
+    @abstractmethod
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss`, which is weighted so that the sum over micro-batches and ranks is the mean."""
+
+    @abstractmethod
+    def step(self, loss: Tensor) -> StepResult:
+        """Clip, update the weights and clear the gradients; or, if something is not finite, only clear them."""
+
+    def reduce(self, value: Tensor) -> Tensor:
+        """The sum of a tensor over all ranks."""
+        return value
+
+    def gather(self, value: Tensor) -> Tensor:
+        """The tensors of all ranks one after the other in rank order; their first dimensions may differ."""
+        return value
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Weights, optimizer and scaler in the portable form: full tensors by parameter name, whatever the strategy.
+
+        The tensors may be the live ones: the caller copies them before the next step.
+        """
+
+    @abstractmethod
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take a `state` that any strategy gave, on any number of ranks."""
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
+    def teardown(self) -> None:
+        """Give back process-wide settings, groups and threads. Safe to call twice."""

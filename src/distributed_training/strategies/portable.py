@@ -1,0 +1,76 @@
+"""State that every strategy can write and read: full tensors, keyed by the names of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from distributed_training.runtime.errors import CheckpointError
+
+
+def model_state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name. Tied parameters are listed under each name and share their memory."""
+    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+
+
+def load_model_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load weights, or say which tensors do not fit."""
+    own = model_state(model)
+    missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
+    shapes = [
+        f"{n} is {tuple(state[n].shape)} there and {tuple(own[n].shape)} here"
+        for n in own
+        if n in state and own[n].shape != state[n].shape
+    ]
+    problems = [f"missing {missing[:3]}"] * bool(missing) + [f"unknown {unexpected[:3]}"] * bool(unexpected) + shapes[:3]
+    if problems:
+        raise CheckpointError(f"the weights do not fit this {type(model).__name__}: {'; '.join(problems)}")
+    model.load_state_dict(state, strict=True)
+
+
+def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """An optimizer's state with names of parameters in place of torch's running numbers."""
+    names = _names(model, optimizer)
+    raw = optimizer.state_dict()
+    return {
+        "kind": type(optimizer).__name__,
+        "state": {names[number]: dict(values) for number, values in raw["state"].items()},
+        "groups": [
+            {**{k: v for k, v in group.items() if k not in _RUNTIME_KEYS}, "params": [names[n] for n in group["params"]]}
+            for group in raw["param_groups"]
+        ],
+    }
+
+
+def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Load an optimizer's state by names. How the optimizer runs here (fused, foreach) is kept."""
+    if state["kind"] != type(optimizer).__name__:
+        raise CheckpointError(
+            f"the checkpoint holds the state of {state['kind']}, but the optimizer here is {type(optimizer).__name__}"
+        )
+    numbers = {name: number for number, name in _names(model, optimizer).items()}
+    unknown = sorted(state["state"].keys() - numbers.keys())
+    if unknown or len(state["groups"]) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"the optimizer state does not fit: {len(state['groups'])} groups there and {len(optimizer.param_groups)} "
+            f"here, unknown parameters {unknown[:3]}"
+        )
+    groups = [
+        {**{k: v for k, v in mine.items() if k in _RUNTIME_KEYS}, **saved, "params": [numbers[n] for n in saved["params"]]}
+        for saved, mine in zip(state["groups"], optimizer.param_groups)
+    ]
+    optimizer.load_state_dict({"state": {numbers[n]: dict(v) for n, v in state["state"].items()}, "param_groups": groups})
+
+
+# How a step is computed here, as opposed to what it computes: not part of the training's state.
+_RUNTIME_KEYS = ("fused", "foreach", "capturable", "differentiable")
+
+
+def _names(model: nn.Module, optimizer: Optimizer) -> dict[int, str]:
+    """torch numbers an optimizer's parameters by their order over all groups; the model knows their names."""
+    by_identity = {id(p): name for name, p in model.named_parameters()}
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return {number: by_identity.get(id(p), f"parameter_{number}") for number, p in enumerate(parameters)}

@@ -1,0 +1,75 @@
+"""One process, one device: the reference for every other strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from distributed_training.strategies.base import StepResult, StepSettings, Strategy
+from distributed_training.strategies.portable import (
+    load_model_state,
+    load_optimizer_state,
+    model_state,
+    optimizer_state,
+)
+from distributed_training.strategies.precision import Precision
+from distributed_training.strategies.update import Update, use_fused
+
+
+class SingleDevice(Strategy):
+    """The whole batch on one CPU or GPU."""
+
+    name = "single"
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._precision: Precision | None = None
+
+    def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:
+        self._model = model.to(self.device)
+        if self._precision is not None:
+            self._precision.restore()
+        self._precision = Precision(settings.precision, self.device)
+        self._precision.apply()
+        self._autocast = self._precision.autocast
+        self._scaler = self._precision.scaler
+        self._update = None
+        if optimizer is not None:
+            if settings.fused:
+                use_fused(optimizer)
+            self._update = Update(optimizer, settings, self._scaler)
+        return torch.compile(self._model) if settings.compile else self._model  # type: ignore[return-value]
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return self._autocast
+
+    def backward(self, loss: Tensor) -> None:
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+
+    def step(self, loss: Tensor) -> StepResult:
+        assert self._update is not None, "setup was called without an optimizer"
+        return self._update(loss)
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"model": model_state(self._model)}
+        if self._update is not None:
+            state["optimizer"] = optimizer_state(self._model, self._update.optimizer)
+        if self._scaler is not None:
+            state["scaler"] = self._scaler.state_dict()
+        return state
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        load_model_state(self._model, state["model"])
+        if self._update is not None and "optimizer" in state:
+            load_optimizer_state(self._model, self._update.optimizer, state["optimizer"])
+        if self._scaler is not None and "scaler" in state:
+            self._scaler.load_state_dict(dict(state["scaler"]))
+
+    def teardown(self) -> None:
+        if self._precision is not None:
+            self._precision.restore()

@@ -1,0 +1,103 @@
+"""From gradients to new weights: unscale, norm, clip, guard, fused optimizer step, clear.
+
+Shared by the strategies that use a plain torch optimizer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.optim import Optimizer
+
+from distributed_training.strategies.base import StepResult, StepSettings
+
+_FUSABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+
+
+class Update:
+    """One optimizer's update. On a GPU nothing here waits for the device, unless the optimizer leaves no other way."""
+
+    def __init__(self, optimizer: Optimizer, settings: StepSettings, scaler: GradScaler | None) -> None:
+        self.optimizer = optimizer
+        self._clip, self._scaler = settings.gradient_clip, scaler
+        self._guard = settings.nonfinite
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._on_cpu = all(p.device.type == "cpu" for p in self._parameters)
+        self._skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+    def __call__(self, loss: Tensor) -> StepResult:
+        """Update the weights from the gradients in place, or skip, and clear the gradients."""
+        parameters = self._parameters
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if self._scaler is not None:
+            result = self._scaled(gradients)
+        else:
+            norm = self.total_norm(gradients) if self._clip or self._guard == "gradients" else None
+            if self._clip and norm is not None:
+                self._scale_down(gradients, norm)
+            result = self._guarded(norm, norm if self._guard == "gradients" else loss)
+        for p in parameters:
+            p.grad = None
+        return result
+
+    def total_norm(self, gradients: list[Tensor]) -> Tensor:
+        """The norm of all gradients together."""
+        if not gradients:
+            return torch.zeros(())
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+
+    def _guarded(self, norm: Tensor | None, watched: Tensor | None) -> StepResult:
+        if self._guard == "off" or watched is None:
+            self.optimizer.step()
+            return StepResult(norm, False)
+        if self._on_cpu:  # reading a value costs nothing here
+            if math.isfinite(watched.item()):
+                self.optimizer.step()
+                return StepResult(norm, False)
+            return StepResult(norm, True)
+        skipped = torch.isfinite(watched).logical_not().float().reshape(1)
+        if self._skips_by_itself:  # a fused kernel looks at the flag on the device
+            self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
+            self.optimizer.step()
+            del self.optimizer.found_inf  # type: ignore[attr-defined]
+        elif not skipped.item():  # other optimizers cannot be told on the device: one wait a step
+            self.optimizer.step()
+        return StepResult(norm, skipped)
+
+    def _scaled(self, gradients: list[Tensor]) -> StepResult:
+        assert self._scaler is not None
+        self._scaler.unscale_(self.optimizer)
+        norm = None
+        if self._clip:
+            norm = self.total_norm(gradients)
+            self._scale_down(gradients, norm)
+        found = self._scaler._found_inf_per_device(self.optimizer).values()
+        skipped = sum(found, torch.zeros(1, device=gradients[0].device)).clamp(max=1) if gradients else False
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        return StepResult(norm, skipped)
+
+    def _scale_down(self, gradients: list[Tensor], norm: Tensor) -> None:
+        assert self._clip is not None
+        torch._foreach_mul_(gradients, torch.clamp(self._clip / (norm + 1e-6), max=1.0))
+
+
+def use_fused(optimizer: Optimizer) -> bool:
+    """Switch an optimizer that has taken no step yet to its fused kernel, where torch has one for its parameters."""
+    if type(optimizer) not in _FUSABLE or optimizer.state:
+        return False
+    defaults = optimizer.defaults
+    chosen = any(defaults.get(key) for key in ("fused", "foreach", "capturable", "differentiable"))
+    if chosen or defaults.get("fused") is False:  # the user decided
+        return bool(defaults.get("fused"))
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if not all(p.is_floating_point() and p.device.type in ("cuda", "cpu") for p in parameters):
+        return False
+    for group in optimizer.param_groups:
+        group["fused"], group["foreach"] = True, False
+    defaults["fused"], defaults["foreach"] = True, False
+    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    return True

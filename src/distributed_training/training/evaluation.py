@@ -1,0 +1,93 @@
+"""Evaluation and prediction: every sample once, in the dataset's order, without gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distributed_training.data.base import Batch, BatchSource
+from distributed_training.data.nested import map_tensors
+from distributed_training.runtime.errors import DataError, ModelError
+from distributed_training.strategies.base import Strategy
+from distributed_training.training.forms import Answer, Forms, is_classification
+
+Metrics = Mapping[str, Any]
+Place = Callable[[Batch], Any]
+
+
+def evaluate(
+    model: nn.Module, source: BatchSource, strategy: Strategy, forms: Forms, place: Place, metrics: Metrics | None
+) -> dict[str, float]:
+    """Mean loss over all samples and torchmetrics (accuracy for classifiers, unless others are given)."""
+    total = torch.zeros((), device=strategy.device, dtype=torch.float64)
+    samples = 0
+    chosen: dict[str, Any] | None = None
+    with _evaluating(model):
+        for answer, batch in _answers(model, source, strategy, forms, place, need_loss=True):
+            assert answer.loss is not None
+            total += answer.loss.double() * batch.size
+            samples += batch.size
+            if chosen is None:
+                chosen = _start(metrics, answer, strategy.device)
+            for metric in chosen.values():
+                metric.update(answer.output, answer.targets)
+    if not samples:
+        raise DataError("the validation data is empty")
+    values = {"loss": float(total) / samples}
+    for name, metric in (chosen or {}).items():
+        values[name] = float(metric.compute())
+        metric.reset()
+    return values
+
+
+def predict(model: nn.Module, source: BatchSource, strategy: Strategy, forms: Forms, place: Place) -> Any:
+    """The model's outputs for all samples, on the CPU, in the dataset's order."""
+    outputs: list[Any] = []
+    with _evaluating(model):
+        for answer, _ in _answers(model, source, strategy, forms, place, need_loss=False):
+            outputs.append(map_tensors(lambda t: t.float().cpu() if t.is_floating_point() else t.cpu(), answer.output))
+    if outputs and all(isinstance(output, Tensor) for output in outputs):
+        return torch.cat(outputs)
+    return outputs
+
+
+def _answers(
+    model: nn.Module, source: BatchSource, strategy: Strategy, forms: Forms, place: Place, *, need_loss: bool
+) -> Iterator[tuple[Answer, Batch]]:
+    for _, batch in source.batches(0):
+        with strategy.autocast():
+            answer = forms(model, place(batch), need_loss=need_loss)
+        yield answer, batch
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(was_training)
+
+
+def _start(metrics: Metrics | None, answer: Answer, device: torch.device) -> dict[str, Any]:
+    """The metrics to compute, on the device and empty."""
+    if metrics is None:
+        metrics = {}
+        if is_classification(answer):
+            from torchmetrics.classification import MulticlassAccuracy
+
+            classes = answer.output.shape[-1] if answer.output.ndim == 2 else answer.output.shape[1]
+            if classes > 1 and answer.output.ndim == 2:
+                metrics = {"accuracy": MulticlassAccuracy(classes, average="micro", validate_args=False)}
+    for name, metric in metrics.items():
+        if not hasattr(metric, "update") or not hasattr(metric, "compute"):
+            raise ModelError(f"metric {name!r} is a {type(metric).__name__}; give torchmetrics objects")
+        metric.to(device)
+        metric.reset()
+    return dict(metrics)

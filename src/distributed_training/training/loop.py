@@ -1,0 +1,119 @@
+"""The training loop: the same for one process, many ranks, and batches from other machines."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from distributed_training.data.base import Batch
+from distributed_training.strategies.base import StepResult
+from distributed_training.training.callbacks import Callback
+from distributed_training.training.guard import NonfiniteGuard
+from distributed_training.training.ledger import Ledger
+from distributed_training.training.schedule import Schedule
+from distributed_training.training.step import TrainStep, check_labels
+
+if TYPE_CHECKING:
+    from distributed_training.training.session import Session
+
+
+class Loop:
+    """Steps through epochs from the trainer's cursor on, until the last epoch or a wish to stop."""
+
+    def __init__(self, session: Session, step: TrainStep, schedule: Schedule, ledger: Ledger) -> None:
+        trainer, config = session.trainer, session.trainer.config
+        self.session, self.source, self.scheduler = session, session.source, session.scheduler
+        self.step, self.schedule, self.ledger = step, schedule, ledger
+        self.guard = NonfiniteGuard(config.training.max_nonfinite_steps, trainer.device)
+        self.meter = LossMeter(trainer.device)
+        # Only callbacks that look at steps are asked at steps.
+        self._watchers = [c for c in trainer.callbacks if type(c).on_step_end is not Callback.on_step_end]
+        self._log_every, self._save_every = config.training.log_every, config.checkpoint.every_steps
+        self._checked_epoch: int | None = 0 if trainer.device.type == "cuda" and trainer.num_classes else None
+
+    def run(self) -> None:
+        """Train until the last epoch is done or `trainer.stopping` says why not."""
+        session, trainer = self.session, self.session.trainer
+        cursor = trainer.cursor
+        while cursor.epoch < trainer.epochs and not trainer.stopping:
+            trainer.notify("on_epoch_start", cursor.epoch)
+            self._epoch(cursor.epoch)
+            if trainer.stopping:
+                break
+            session.end_epoch(cursor.epoch)
+            cursor.epoch, cursor.step = cursor.epoch + 1, 0
+            session.epoch_done()
+
+    def _epoch(self, epoch: int) -> None:
+        trainer, steps = self.session.trainer, self.source.steps_per_epoch
+        cursor = trainer.cursor
+        for step, batch in self.source.batches(epoch, cursor.step):
+            if self._checked_epoch == epoch:
+                check_labels(batch, trainer.num_classes or 0)
+            self.schedule.apply(epoch, step, steps)
+            loss, result = self.step(batch, epoch, step)
+            self.guard.update(result, batch, epoch, step)
+            self.meter.add(loss, batch, result)
+            self.ledger.record(epoch, step, batch.ids)
+            if self.scheduler is not None:
+                self.scheduler.step()
+            cursor.step = step + 1
+            cursor.global_step += 1
+            for callback in self._watchers:
+                callback.on_step_end(trainer, step, loss)
+            if cursor.global_step % self._log_every == 0:
+                self.log(epoch, step, steps)
+            if self._save_every and cursor.global_step % self._save_every == 0 and cursor.step != steps:
+                self.session.save()
+            if trainer.stopping:
+                return
+
+    def log(self, epoch: int, step: int, steps: int | None) -> None:
+        """Read the loss from the device and tell trackers and callbacks: the only wait for the device in the loop."""
+        self.guard.check(epoch, step)
+        metrics = self.meter.read()
+        metrics["lr"] = self.schedule.lr
+        metrics["epoch"] = epoch + (step + 1) / steps if steps else float(epoch)
+        self.session.log(metrics)
+
+
+class LossMeter:
+    """Mean loss over samples since it was last read, summed on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._sum = torch.zeros((), device=device)
+        self._norm: torch.Tensor | None = None
+        self._samples = 0
+        self._since = time.perf_counter()
+
+    def add(self, loss: torch.Tensor, batch: Batch, result: StepResult) -> None:
+        """Count a step. A step that was skipped has no loss worth averaging."""
+        if result.skipped is not True:
+            value = loss if result.skipped is False else torch.nan_to_num(loss, 0.0, 0.0, 0.0)
+            self._sum.add_(value, alpha=batch.size)
+            self._samples += batch.size
+        self._norm = result.norm
+
+    def read(self) -> dict[str, float]:
+        """{train_loss, samples_per_second, grad_norm} since the last time."""
+        now = time.perf_counter()
+        metrics = {
+            "train_loss": float(self._sum) / self._samples if self._samples else float("nan"),
+            "samples_per_second": self._samples / max(now - self._since, 1e-9),
+        }
+        if self._norm is not None:
+            metrics["grad_norm"] = float(self._norm)
+        self._sum.zero_()
+        self._samples, self._since = 0, now
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        """What a resume needs to log the same loss as an uninterrupted run."""
+        return {"sum": self._sum, "samples": self._samples}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave."""
+        self._sum.copy_(state["sum"])
+        self._samples = state["samples"]

@@ -1,0 +1,79 @@
+"""Where a training starts: a new run directory, or an earlier run's newest good checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distributed_training.checkpoint import CheckpointInfo, CheckpointStore, find_checkpoint
+from distributed_training.config import Config
+from distributed_training.runtime.errors import CheckpointError
+from distributed_training.runtime.run_directory import RunDirectory, create_run_directory, newest_run
+
+logger = logging.getLogger(__name__)
+
+Start = tuple[RunDirectory | None, CheckpointInfo | None]
+
+
+def find_start(config: Config, run_dir: str | Path | bool | None, resume: str, model: str) -> Start:
+    """(run directory, checkpoint to start from). Either may be None: no files wanted, a fresh start."""
+    if run_dir is False:
+        if resume not in ("never", "auto"):
+            raise CheckpointError(f"resume={resume} needs a run directory, but run_dir=False asks for none")
+        return None, None
+    given = Path(run_dir) if isinstance(run_dir, (str, Path)) else None
+    if resume == "never":
+        return create_run_directory(config, given, model), None
+    if resume != "auto":
+        return _from_path(config, Path(resume), given, model)
+    run = RunDirectory(given) if given is not None else newest_run(config)
+    start = CheckpointStore(run.checkpoints, config.checkpoint).newest_good() if run is not None else None
+    if run is None or not run.config_file.exists():
+        return create_run_directory(config, given, model), None
+    if start is None:
+        logger.warning("%s: no usable checkpoint: starting anew there", run.path)
+    config.save(run.config_file)
+    return run, start
+
+
+def _from_path(config: Config, path: Path, given: Path | None, model: str) -> Start:
+    if not path.exists():
+        raise CheckpointError(f"{path}: no such run or checkpoint")
+    start = find_checkpoint(path)
+    run = RunDirectory(start.path.parent.parent)
+    newest = max(run.checkpoints.glob("step-*"), default=None)
+    if given is None and run.config_file.exists() and newest == start.path:
+        config.save(run.config_file)
+        return run, start
+    # The run has gone on past this checkpoint (or is not a run of ours): its later part is not to be mixed with ours.
+    fork = create_run_directory(config, given, model)
+    logger.info("starting from %s in a new run directory: %s", start.path, fork.path)
+    return fork, start
+
+
+def check_same_training(state: Mapping[str, Any], here: Mapping[str, Any], config: Config, path: Path) -> None:
+    """Refuse to go on in the middle of an epoch with other data or another plan; say which settings differ otherwise."""
+    then = state["source"]
+    differences = [f"{key} was {then[key]} and is {here.get(key)}" for key in then if then[key] != here.get(key)]
+    if differences and (state["cursor"]["step"] or "plan_version" in "".join(differences)):
+        raise CheckpointError(
+            f"{path}: saved in the middle of an epoch of other batches: {'; '.join(differences)}. "
+            "Give the same data and settings, or resume from a checkpoint at the end of an epoch"
+        )
+    changed = _changed_settings(state["config"], config.to_dict())
+    if differences or changed:
+        logger.warning("resuming %s with changes: %s", path, "; ".join([*differences, *changed]))
+
+
+def _changed_settings(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Settings of model and training that differ from the saved ones; the rest may differ freely."""
+    changed: list[str] = []
+    for key in ("model", "training") if not prefix else now:
+        old, new = then.get(key), now.get(key)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            changed += _changed_settings(old, new, f"{prefix}{key}.")
+        elif old != new:
+            changed.append(f"{prefix}{key} was {old} and is {new}")
+    return changed

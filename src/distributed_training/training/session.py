@@ -1,0 +1,249 @@
+"""One call of `Trainer.train`: run directory, resume, trackers, checkpoints and signals around the loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from distributed_training.checkpoint import CheckpointInfo, CheckpointStore
+from distributed_training.data.base import BatchSource
+from distributed_training.runtime.device import machine_facts
+from distributed_training.runtime.errors import ConfigError, OutOfMemoryError
+from distributed_training.runtime.run_directory import RunDirectory
+from distributed_training.runtime.seeds import generators_state, restore_generators, seed_everything
+from distributed_training.runtime.signals import StopSignals
+from distributed_training.tracking import RunInfo, Trackers, make_trackers
+from distributed_training.training import evaluation
+from distributed_training.training.ledger import Ledger
+from distributed_training.training.loop import Loop
+from distributed_training.training.progress import make_progress
+from distributed_training.training.result import Cursor, TrainingResult
+from distributed_training.training.resume import check_same_training, find_start
+from distributed_training.training.schedule import Schedule
+from distributed_training.training.step import TrainStep
+
+if TYPE_CHECKING:
+    from distributed_training.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+class Session:
+    """Everything that lives as long as one training."""
+
+    def __init__(
+        self, trainer: Trainer, source: BatchSource, validation: BatchSource | None, scheduler: Any, resume: str
+    ) -> None:
+        config = trainer.config
+        self.trainer, self.source, self.validation, self.scheduler = trainer, source, validation, scheduler
+        trainer.cursor, trainer.last_metrics = Cursor(), {}
+        if config.training.warmup_epochs > trainer.epochs:
+            raise ConfigError(
+                f"training.warmup_epochs={config.training.warmup_epochs} is longer than the training of {trainer.epochs} epochs"
+            )
+        seed_everything(config.training.seed)
+        self.run_dir: RunDirectory | None
+        self.start: CheckpointInfo | None
+        self.run_dir, self.start = find_start(config, trainer.run_dir, resume, type(trainer.model).__name__)
+        self.trackers = make_trackers(config.tracking, trainer.strategy.rank) if self.run_dir else Trackers([])
+        self.store = CheckpointStore(self.run_dir.checkpoints, config.checkpoint, config.run.deadline) if self.run_dir else None
+        self.signals = StopSignals()
+        self._progress = make_progress(config.run.progress)
+        self._saved_step = -1
+
+    def run(self) -> TrainingResult:
+        """Train, and leave everything closed and reported whatever happens."""
+        trainer, began = self.trainer, time.perf_counter()
+        own_callbacks = list(trainer.callbacks)
+        if self._progress is not None:
+            trainer.callbacks.append(self._progress)
+        status = "failed"
+        try:
+            with ExitStack() as stack:
+                ledger = stack.enter_context(Ledger(self.run_dir.ledger_file if self.run_dir else None))
+                stack.enter_context(self.signals)
+                self.loop = self._make_loop(ledger)
+                self._begin(ledger)
+                trainer.model.train()
+                self.loop.run()
+                status = self._end()
+        except torch.OutOfMemoryError as error:
+            raise _out_of_memory(error, trainer) from error
+        except RuntimeError as error:
+            if "can't allocate memory" in str(error) or "not enough memory" in str(error):
+                raise _out_of_memory(error, trainer) from error
+            raise
+        finally:
+            self._finish(status, began)
+            trainer.callbacks[:] = own_callbacks
+        return self._result(status, began)
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole training."""
+        steps = self.source.steps_per_epoch
+        return steps * self.trainer.epochs if steps is not None else None
+
+    def save(self) -> None:
+        """Checkpoint the training as it stands."""
+        trainer = self.trainer
+        if self.store is None or self._saved_step == trainer.cursor.global_step:
+            return
+        self.loop.ledger.flush()
+        cursor = trainer.cursor
+        self.store.save(self._state(), step=cursor.global_step, epoch=cursor.epoch, metrics=trainer.last_metrics)
+        self._saved_step = cursor.global_step
+        self._report_committed()
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Metrics at this step to trackers and callbacks."""
+        self.trainer.last_metrics |= metrics
+        self.trackers.log(metrics, self.trainer.cursor.global_step)
+        self.trainer.notify("on_log", metrics)
+        self._report_committed()
+
+    def end_epoch(self, epoch: int) -> None:
+        """Validation, callbacks."""
+        trainer = self.trainer
+        if self.validation is not None:
+            values = evaluation.evaluate(
+                trainer._setup(), self.validation, trainer.strategy, trainer._forms, trainer._place, trainer.metrics
+            )
+            metrics = {f"val_{name}": value for name, value in values.items()}
+            self.log({**metrics, "epoch": float(epoch + 1)})
+            trainer.notify("on_validation_end", metrics)
+        trainer.notify("on_epoch_end", epoch)
+
+    def epoch_done(self) -> None:
+        """The checkpoint of an epoch, with the cursor already at the next one."""
+        every, cursor = self.trainer.config.checkpoint.every_epochs, self.trainer.cursor
+        if every and cursor.epoch % every == 0 and cursor.epoch < self.trainer.epochs:
+            self.save()
+
+    def _make_loop(self, ledger: Ledger) -> Loop:
+        trainer, training = self.trainer, self.trainer.config.training
+        model = trainer._setup()
+        own_schedule = ("constant", 0.0) if self.scheduler is not None else (training.schedule, training.warmup_epochs)
+        schedule = Schedule(trainer.optimizer, own_schedule[0], trainer.epochs, own_schedule[1])
+        step = TrainStep(
+            model, trainer.strategy, trainer._forms, trainer._transform, training.gradient_accumulation, training.seed
+        )
+        return Loop(self, step, schedule, ledger)
+
+    def _begin(self, ledger: Ledger) -> None:
+        trainer = self.trainer
+        if self.start is not None and self.store is not None:
+            self._load(self.store.load(self.start))
+            ledger.resumed(trainer.cursor.epoch, trainer.cursor.step)
+            self._saved_step = trainer.cursor.global_step
+            logger.info("resumed from %s", self.start.path)
+        if self.run_dir is not None:
+            parameters = sum(p.numel() for p in trainer.model.parameters())
+            facts = {"model": type(trainer.model).__name__, "parameters": parameters, "strategy": trainer.strategy.name}
+            resumed = trainer.cursor.global_step if self.start is not None else None
+            config = trainer.config.to_dict()
+            self.trackers.start(
+                RunInfo(self.run_dir.name, self.run_dir.path, config, resumed, facts | machine_facts(trainer.device))
+            )
+        if self.store is not None:
+            self.store.prepare(self._state())
+        trainer.notify("on_train_start")
+
+    def _end(self) -> str:
+        trainer = self.trainer
+        complete = trainer.cursor.epoch >= trainer.epochs
+        self.save()
+        if self.store is not None:
+            self.store.wait()
+        self._report_committed()
+        if complete:
+            return "completed"
+        return "interrupted" if self.signals.received is not None else "stopped early"
+
+    def _finish(self, status: str, began: float) -> None:
+        """Close what is open without hiding an error that is on its way."""
+        trainer = self.trainer
+        if self.store is not None:
+            try:
+                self.store.wait()
+            except Exception as error:
+                logger.error("%s", error)
+        try:
+            trainer.notify("on_train_end", status)
+        finally:
+            self.trackers.finish(status, {**trainer.last_metrics, "seconds": time.perf_counter() - began})
+
+    def _result(self, status: str, began: float) -> TrainingResult:
+        trainer = self.trainer
+        best = self.store.best() if self.store is not None else None
+        reason = trainer._stop_reason
+        if self.signals.received is not None:
+            reason = f"{self.signals.received.name} received"
+        return TrainingResult(
+            status=status,
+            reason=reason,
+            epochs=trainer.cursor.epoch,
+            steps=trainer.cursor.global_step,
+            seconds=time.perf_counter() - began,
+            metrics=dict(trainer.last_metrics),
+            skipped_steps=self.loop.guard.skipped,
+            run_dir=self.run_dir.path if self.run_dir else None,
+            best_checkpoint=best.path if best is not None else None,
+        )
+
+    def _state(self) -> dict[str, Any]:
+        trainer = self.trainer
+        state: dict[str, Any] = {
+            **trainer.strategy.state(),
+            "cursor": vars(trainer.cursor),
+            "metrics": trainer.last_metrics,
+            "meter": self.loop.meter.state(),
+            "generators": generators_state(),
+            "callbacks": {f"{i}-{type(c).__name__}": c.state() for i, c in enumerate(trainer.callbacks) if c.state()},
+            "source": self.source.describe(),
+            "config": trainer.config.to_dict(),
+        }
+        if self.scheduler is not None:
+            state["scheduler"] = self.scheduler.state_dict()
+        return state
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        trainer = self.trainer
+        assert self.start is not None
+        check_same_training(state, self.source.describe(), trainer.config, self.start.path)
+        trainer.strategy.load_state(state)
+        trainer.cursor = Cursor(**state["cursor"])
+        trainer.last_metrics = dict(state["metrics"])
+        self.loop.meter.load_state(state["meter"])
+        if self.scheduler is not None and "scheduler" in state:
+            self.scheduler.load_state_dict(state["scheduler"])
+        for i, callback in enumerate(trainer.callbacks):
+            saved = state["callbacks"].get(f"{i}-{type(callback).__name__}")
+            if saved is not None:
+                callback.load_state(saved)
+        restore_generators(state["generators"])
+
+    def _report_committed(self) -> None:
+        if self.store is not None:
+            for info in self.store.committed():
+                self.trackers.checkpoint(info.path, info.step, info.metrics)
+
+
+def _out_of_memory(error: Exception, trainer: Trainer) -> OutOfMemoryError:
+    training = trainer.config.training
+    parts = training.gradient_accumulation
+    advice = [f"training.gradient_accumulation={parts * 2} (same training, smaller pieces)"]
+    if not training.gradient_checkpointing:
+        advice.append("training.gradient_checkpointing=true")
+    if trainer.device.type == "cuda" and training.precision in ("fp32", "tf32"):
+        advice.append("training.precision=bf16")
+    first_line = str(error).split("\n")[0].split(". ")[0]
+    return OutOfMemoryError(
+        f"{trainer.device} ran out of memory at epoch {trainer.cursor.epoch}, step {trainer.cursor.step} ({first_line}); "
+        f"try {', or '.join(advice)}, or a smaller training.batch_size"
+    )

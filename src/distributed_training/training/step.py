@@ -1,0 +1,97 @@
+"""One training step: a batch to the device, forward, backward, update."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distributed_training.data.augment import ImageTransform
+from distributed_training.data.base import Batch
+from distributed_training.data.nested import split_batch, to_device
+from distributed_training.data.plan import derive_key, extend_key
+from distributed_training.runtime.errors import DataError
+from distributed_training.runtime.seeds import seed_torch
+from distributed_training.strategies.base import StepResult, Strategy
+from distributed_training.training.forms import Forms
+
+
+class TrainStep:
+    """Runs a step under a strategy. Its randomness (dropout) is a function of (seed, epoch, step), like its samples."""
+
+    def __init__(
+        self, model: nn.Module, strategy: Strategy, forms: Forms, transform: ImageTransform, parts: int, seed: int
+    ) -> None:
+        self._model, self._strategy, self._forms, self._transform = model, strategy, forms, transform
+        self._parts, self._seed = parts, seed
+        self._autocast = strategy.autocast()
+        self._moves = strategy.device.type != "cpu"
+        self._epoch, self._epoch_key = -1, 0
+
+    def __call__(self, batch: Batch, epoch: int, step: int) -> tuple[Tensor, StepResult]:
+        """(mean loss over the batch, what the update did); both stay on the device."""
+        if epoch != self._epoch:
+            self._epoch, self._epoch_key = epoch, derive_key(self._seed, epoch)
+        seed_torch(extend_key(self._epoch_key, step), self._strategy.device)
+        data = self.place(batch, epoch, training=True)
+        if self._parts == 1:
+            with self._autocast:
+                loss = self._loss(data, batch)
+            self._strategy.backward(loss)
+            loss = loss.detach()
+        else:
+            loss = self._in_parts(data, batch)
+        return loss, self._strategy.step(loss)
+
+    def _in_parts(self, data: Any, batch: Batch) -> Tensor:
+        """Micro-batches weighted by their size, so that the gradient is that of the whole batch."""
+        total = torch.zeros((), device=self._strategy.device)
+        parts = split_batch(data, batch.size, self._parts)
+        for number, (size, part) in enumerate(parts, 1):
+            with self._strategy.micro_batch(last=number == len(parts)):
+                with self._autocast:
+                    loss = self._loss(part, batch) * (size / batch.size)
+                self._strategy.backward(loss)
+            total += loss.detach()
+        return total
+
+    def place(self, batch: Batch, epoch: int, *, training: bool) -> Any:
+        """The batch's data on the device, images transformed there."""
+        data = to_device(batch.data, self._strategy.device) if self._moves else batch.data
+        return self._transform(data, batch.ids, epoch, training=training)
+
+    def _loss(self, data: Any, batch: Batch) -> Tensor:
+        try:
+            loss = self._forms(self._model, data).loss
+        except IndexError as error:  # the CPU's cross entropy; a GPU is asked beforehand, see check_labels
+            raise _bad_label(error, batch) from error
+        assert loss is not None
+        return loss
+
+
+def check_labels(batch: Batch, classes: int) -> None:
+    """Refuse class labels outside [0, classes) before a GPU sees them: there they would end the whole process."""
+    targets = batch.data[1] if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1 else None
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1 or targets.is_cuda:
+        return
+    wrong = ((targets < 0) & (targets != -100)) | (targets >= classes)
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise DataError(
+            f"sample {batch.ids[row]} has label {int(targets[row])}, but the model has {classes} classes (0 to {classes - 1}); "
+            "set model.num_classes or correct the labels"
+        )
+
+
+def _bad_label(error: IndexError, batch: Batch) -> Exception:
+    text = str(error)
+    if "out of bounds" not in text:
+        return error
+    label = "".join(c for c in text if c.isdigit() or c == "-")
+    targets = batch.data[1] if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1 else None
+    where = ""
+    if isinstance(targets, Tensor) and label.lstrip("-").isdigit():
+        rows = (targets == int(label)).reshape(batch.size, -1).any(1).nonzero().flatten().tolist()
+        where = f"sample {batch.ids[rows[0]]}: " if rows else ""
+    return DataError(f"{where}label {label} is out of range for the model's outputs; set model.num_classes or correct the labels")

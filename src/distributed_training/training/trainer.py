@@ -1,0 +1,210 @@
+"""`Trainer`: trains, evaluates and predicts with any of the accepted models, data and strategies."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from distributed_training.config import Config
+from distributed_training.data import ImageTransform, Plan, as_source
+from distributed_training.data.base import Batch, BatchSource
+from distributed_training.data.nested import to_device
+from distributed_training.runtime.device import choose_device
+from distributed_training.runtime.process import prepare_process
+from distributed_training.strategies import StepSettings, make_strategy
+from distributed_training.training import evaluation
+from distributed_training.training.activations import enable_gradient_checkpointing
+from distributed_training.training.callbacks import Callback, EarlyStopping
+from distributed_training.training.forms import Criterion, Forms
+from distributed_training.training.optimizers import build_optimizer
+from distributed_training.training.result import Cursor, TrainingResult
+
+logger = logging.getLogger(__name__)
+
+
+class Trainer:
+    """Trains a model.
+
+        trainer = Trainer(model, torch.optim.AdamW(model.parameters()), device="cuda")
+        trainer.train(train_loader, val_loader, epochs=50)
+
+    Without a `config` the optimizer's learning rate stays as it is; with one, the config's schedule applies to it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None = None,
+        *,
+        criterion: Criterion | None = None,
+        device: str | torch.device | None = None,
+        config: Config | None = None,
+        callbacks: Sequence[Callback] = (),
+        metrics: Mapping[str, Any] | None = None,
+        run_dir: str | Path | bool | None = None,
+    ) -> None:
+        """
+        Args:
+            model: any module in one of the three forms: outputs plus criterion, a dict with loss, an object with .loss.
+            optimizer: left out, it is built from the config.
+            criterion: `criterion(output, targets) -> mean loss`; left out, `training.loss` decides.
+            device: auto, cpu, cuda, cuda:1; left out, `training.device` decides.
+            config: all other settings; left out, the defaults with a constant learning rate.
+            callbacks: see `Callback`.
+            metrics: torchmetrics by name for evaluation; left out, accuracy for classifiers.
+            run_dir: folder of the run; left out, a new one below `run.root`; False writes no files at all.
+        """
+        if config is None:
+            config = Config.from_dict({"training": {"schedule": "constant", "warmup_epochs": 0}}, source="Trainer")
+        self.config = config
+        self.device = choose_device(str(device) if device is not None else config.training.device)
+        prepare_process(config, self.device)
+        self.model, self.metrics, self.run_dir = model, metrics, run_dir
+        self.callbacks = list(callbacks)
+        if config.early_stopping.enabled and not any(isinstance(c, EarlyStopping) for c in self.callbacks):
+            self.callbacks.append(EarlyStopping(config.early_stopping))
+        if config.training.gradient_checkpointing:
+            enable_gradient_checkpointing(model)
+        self.strategy = make_strategy(config.strategy.name, self.device)
+        self._optimizer, self._criterion = optimizer, criterion
+        self._forms = Forms(model, criterion, config.training.loss)
+        self._transform = ImageTransform(config.data.augment, config.training.seed)
+        self._compiled: nn.Module | None = None
+        self.num_classes = getattr(model, "num_classes", None) or config.model.num_classes
+        self.cursor = Cursor()
+        self.epochs = config.training.epochs
+        self.last_metrics: dict[str, float] = {}
+        self._session: Any = None
+        self._stop_reason = ""
+
+    def train(
+        self,
+        train_loader: Any,
+        val_loader: Any = None,
+        epochs: int | None = None,
+        *,
+        scheduler: Any = None,
+        resume: str | Path | None = None,
+    ) -> TrainingResult:
+        """Train for `epochs` in all, validating after each.
+
+        Args:
+            train_loader: a DataLoader (its samples are re-planned, so that resume is exact), a dataset, a tuple of
+                arrays, a `Loader`, or any iterable of batches.
+            val_loader: the same, for validation after each epoch.
+            epochs: left out, `training.epochs`. A resumed run goes on up to this number.
+            scheduler: a torch learning-rate scheduler, stepped after each step, in place of the config's schedule.
+            resume: never, auto, or the path of a run or checkpoint; left out, `checkpoint.resume`.
+
+        Ctrl-C and SIGTERM end the training at the next step with a checkpoint; the result's status is then `interrupted`.
+        """
+        from distributed_training.training.session import Session
+
+        self.epochs = epochs or self.config.training.epochs
+        self._stop_reason = ""
+        self._setup()
+        source = self._source(train_loader, training=True)
+        validation = self._source(val_loader, training=False) if val_loader is not None else None
+        self._session = Session(self, source, validation, scheduler, str(resume or self.config.checkpoint.resume))
+        try:
+            return self._session.run()
+        finally:
+            for loader, own in ((source, source is not train_loader), (validation, validation is not val_loader)):
+                if own and loader is not None:
+                    loader.close()
+            self._session = None
+
+    def evaluate(self, data: Any, metrics: Mapping[str, Any] | None = None) -> dict[str, float]:
+        """Mean loss and metrics over all of `data`, each sample once: `{'loss': 0.08, 'accuracy': 0.98}`."""
+        model = self._setup()
+        source = self._source(data, training=False)
+        try:
+            chosen = metrics if metrics is not None else self.metrics
+            return evaluation.evaluate(model, source, self.strategy, self._forms, self._place, chosen)
+        finally:
+            if source is not data:
+                source.close()
+
+    def predict(self, data: Any) -> Any:
+        """The model's outputs for all of `data` in its order, on the CPU: one tensor where outputs are tensors."""
+        model = self._setup()
+        source = self._source(data, training=False)
+        try:
+            return evaluation.predict(model, source, self.strategy, self._forms, self._place)
+        finally:
+            if source is not data:
+                source.close()
+
+    def enable_gradient_checkpointing(self) -> None:
+        """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
+        enable_gradient_checkpointing(self.model)
+
+    def stop(self, reason: str) -> None:
+        """Ask the training to end after the current step."""
+        self._stop_reason = reason
+
+    def save(self) -> None:
+        """Save a checkpoint of the running training now. For callbacks; the loop does it by the config."""
+        if self._session is not None:
+            self._session.save()
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Give metrics to the trackers and callbacks of the running training."""
+        if self._session is not None:
+            self._session.log(metrics)
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer, built from the config if none was given."""
+        self._setup()
+        assert self._optimizer is not None
+        return self._optimizer
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole training, where the data says how many."""
+        return self._session.total_steps if self._session is not None else None
+
+    @property
+    def stopping(self) -> str:
+        """Why the training is to end early, or nothing."""
+        if self._session is not None and self._session.signals.received is not None:
+            return str(self._session.signals.received.name)
+        return self._stop_reason
+
+    def notify(self, event: str, *args: Any) -> None:
+        """Call a method of every callback."""
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *args)
+
+    def _setup(self) -> nn.Module:
+        """Model and optimizer under the strategy; the first call does it."""
+        if self._compiled is None:
+            training = self.config.training
+            self.model.to(self.device)
+            if self._optimizer is None:
+                self._optimizer = build_optimizer(self.model, training)
+            settings = StepSettings(
+                precision=training.precision,
+                gradient_clip=training.gradient_clip,
+                nonfinite=training.nonfinite,
+                compile=training.compile,
+                fused=training.fused,
+            )
+            self._compiled = self.strategy.setup(self.model, self._optimizer, settings)
+        return self._compiled
+
+    def _source(self, data: Any, *, training: bool) -> BatchSource:
+        training_, data_ = self.config.training, self.config.data
+        plan = Plan(0, training_.batch_size, training_.seed, data_.shuffle, data_.drop_last)
+        return as_source(data, plan, every_sample=not training, deadline=self.config.run.deadline)
+
+    def _place(self, batch: Batch) -> Any:
+        data = to_device(batch.data, self.device) if self.device.type != "cpu" else batch.data
+        return self._transform(data, batch.ids, 0, training=False)
