@@ -68,7 +68,8 @@ class Staging:
         self._buffer = torch.empty(total, dtype=torch.uint8, pin_memory=pinned)
         self._buffer.zero_()  # the first touch of a page costs more than the copy: pay for it here, once
         self._views = {
-            name: self._buffer[places[name][0] : places[name][1]].view(dtype).view(shape) for name, dtype, shape in layout
+            name: self._buffer[places[name][0] : places[name][1]].view(dtype).view(shape)
+            for name, dtype, shape in layout
         }
         self.header = len(text).to_bytes(8, "little") + text
         self._layout = layout

@@ -51,7 +51,10 @@ def _describe(value: Any, path: str, tensors: Tensors, seen: dict[Any, str]) -> 
         if all(isinstance(key, str) and not key.startswith("$") for key in value):
             return {key: _describe(v, f"{path}/{key}", tensors, seen) for key, v in value.items()}
         return {
-            "$items": [[_describe(k, path, tensors, seen), _describe(v, f"{path}/{k}", tensors, seen)] for k, v in value.items()]
+            "$items": [
+                [_describe(k, path, tensors, seen), _describe(v, f"{path}/{k}", tensors, seen)]
+                for k, v in value.items()
+            ]
         }
     raise CheckpointError(
         f"state at {path or '/'} is a {type(value).__name__}, which a checkpoint cannot hold; "

@@ -33,6 +33,34 @@ def explain(config: Config) -> list[Explanation]:
     return rows
 
 
+_HEADER = """\
+# All settings, with their defaults: keep the lines you change.
+# Values are merged in this order, later ones win: defaults, this file, .env, environment, command line (key=value).
+# ${training.epochs} stands for the value of another setting. `dtrain config explain` shows where each value came from.
+"""
+
+
+def example_yaml() -> str:
+    """A config file with every setting, its default and its meaning."""
+    from omegaconf import OmegaConf
+
+    lines = [_HEADER]
+    defaults = Config()
+    for name, section in section_types().items():
+        lines.append(f"{name}:  # {inspect.getdoc(section)}")
+        opened = ""
+        for key in (k for k in known_keys() if k.startswith(f"{name}.")):
+            *parents, leaf = key.split(".")[1:]
+            if parents and parents[0] != opened:
+                opened = parents[0]
+                lines.append(f"  {opened}:")
+            indent = "  " * (len(parents) + 1)
+            value = OmegaConf.to_yaml(OmegaConf.create({leaf: defaults.get(key)})).strip()
+            lines += [f"{indent}# {meanings()[key]}", indent + value]
+        lines.append("")
+    return "\n".join(lines)
+
+
 @functools.cache
 def meanings() -> dict[str, str]:
     """The docstring under each field of the schema, by dotted key."""

@@ -38,10 +38,12 @@ Layer = tuple[str, dict[str, Any]]
 
 def get_config(path: str | Path | None = None) -> Config:
     """The settings in force here: `path`, or $DTRAIN_CONFIG, or ./config.yaml if there is one, and the environment."""
-    path = path or os.environ.get(CONFIG_FILE_VARIABLE) or None
-    if path is None and Path("config.yaml").exists():
-        path = "config.yaml"
-    return load_config(path)
+    return load_config(path or default_file())
+
+
+def default_file() -> str | None:
+    """The config file used when none is named: $DTRAIN_CONFIG, or ./config.yaml if there is one."""
+    return os.environ.get(CONFIG_FILE_VARIABLE) or ("config.yaml" if Path("config.yaml").exists() else None)
 
 
 def load_config(

@@ -25,7 +25,9 @@ class ArrayDataset(Dataset):
         self.name = name
         self.num_classes = num_classes
         self._kind = "dict" if isinstance(arrays, Mapping) else "tuple" if isinstance(arrays, (tuple, list)) else "one"
-        named = arrays.items() if isinstance(arrays, Mapping) else enumerate(arrays if self._kind == "tuple" else [arrays])
+        named = (
+            arrays.items() if isinstance(arrays, Mapping) else enumerate(arrays if self._kind == "tuple" else [arrays])
+        )
         self._tensors = {str(key): _as_tensor(value, f"{name}[{key}]") for key, value in named}
         lengths = {key: len(t) for key, t in self._tensors.items()}
         if len(set(lengths.values())) > 1:
@@ -53,7 +55,9 @@ def _as_tensor(value: Any, name: str) -> torch.Tensor:
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError):
-        raise DataError(f"{name}: values of type {array.dtype} cannot become tensors; convert them to numbers") from None
+        raise DataError(
+            f"{name}: values of type {array.dtype} cannot become tensors; convert them to numbers"
+        ) from None
 
 
 _WHOLE = 16 * 2**20  # arrays up to this many bytes are hashed whole, of larger ones evenly spread rows

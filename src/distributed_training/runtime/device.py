@@ -28,7 +28,9 @@ def choose_device(name: str = "auto") -> torch.device:
         if not torch.cuda.is_available():
             raise ConfigError(f"training.device={name!r}, but torch {torch.__version__} sees no GPU; try auto or cpu")
         if device.index is not None and device.index >= torch.cuda.device_count():
-            raise ConfigError(f"training.device={name!r}, but there are {torch.cuda.device_count()} GPUs, from cuda:0 on")
+            raise ConfigError(
+                f"training.device={name!r}, but there are {torch.cuda.device_count()} GPUs, from cuda:0 on"
+            )
     return device
 
 

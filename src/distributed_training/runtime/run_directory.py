@@ -52,7 +52,9 @@ class RunDirectory:
     def load_config(self) -> Config:
         """The settings the run was started with."""
         if not self.config_file.is_file():
-            raise RunDirectoryError(f"{self.path}: not a run directory (no config.yaml); give a folder made by dtrain train")
+            raise RunDirectoryError(
+                f"{self.path}: not a run directory (no config.yaml); give a folder made by dtrain train"
+            )
         return Config.from_dict(_yaml(self.config_file), source=str(self.config_file))
 
     def events(self) -> Iterator[dict[str, Any]]:
@@ -102,20 +104,15 @@ def create_run_directory(config: Config, given: Path | None = None, model: str =
     return run
 
 
-def newest_run(config: Config) -> RunDirectory | None:
+def newest_run(config: Config, any_job: bool = False) -> RunDirectory | None:
     """The run that `resume=auto` goes on with: the one named, or else the newest of the same model and dataset."""
     root = Path(config.run.root)
     if config.run.name:
-        candidates = [root / config.run.name]
-    else:
-        candidates = sorted(root.glob("*/config.yaml"), key=lambda p: p.stat().st_mtime_ns, reverse=True)
-        candidates = [p.parent for p in candidates]
-    for path in candidates:
-        if not (path / "config.yaml").is_file():
-            continue
-        run = RunDirectory(path)
+        named = RunDirectory(root / config.run.name)
+        return named if named.config_file.is_file() else None
+    files = sorted(root.glob("*/config.yaml"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    for run in (RunDirectory(file.parent) for file in files):
         saved = run.load_config()
-        same_job = saved.model == config.model and saved.data.dataset == config.data.dataset
-        if config.run.name or same_job:
+        if any_job or (saved.model == config.model and saved.data.dataset == config.data.dataset):
             return run
     return None

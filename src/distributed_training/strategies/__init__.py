@@ -21,6 +21,8 @@ def make_strategy(name: str, device: torch.device) -> Strategy:
     if name == "auto":
         name = "single"
     if name not in STRATEGIES:
-        raise ConfigError(f"strategy={name!r} is unknown; known: {', '.join(STRATEGIES)}{did_you_mean(name, STRATEGIES)}")
+        raise ConfigError(
+            f"strategy={name!r} is unknown; known: {', '.join(STRATEGIES)}{did_you_mean(name, STRATEGIES)}"
+        )
     strategy: Strategy = import_object(STRATEGIES[name], "strategy.name")(device)
     return strategy

@@ -25,7 +25,9 @@ def load_model_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
         for n in own
         if n in state and own[n].shape != state[n].shape
     ]
-    problems = [f"missing {missing[:3]}"] * bool(missing) + [f"unknown {unexpected[:3]}"] * bool(unexpected) + shapes[:3]
+    problems = (
+        [f"missing {missing[:3]}"] * bool(missing) + [f"unknown {unexpected[:3]}"] * bool(unexpected) + shapes[:3]
+    )
     if problems:
         raise CheckpointError(f"the weights do not fit this {type(model).__name__}: {'; '.join(problems)}")
     model.load_state_dict(state, strict=True)
@@ -39,7 +41,10 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
         "kind": type(optimizer).__name__,
         "state": {names[number]: dict(values) for number, values in raw["state"].items()},
         "groups": [
-            {**{k: v for k, v in group.items() if k not in _RUNTIME_KEYS}, "params": [names[n] for n in group["params"]]}
+            {
+                **{k: v for k, v in group.items() if k not in _RUNTIME_KEYS},
+                "params": [names[n] for n in group["params"]],
+            }
             for group in raw["param_groups"]
         ],
     }
@@ -59,10 +64,16 @@ def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[
             f"here, unknown parameters {unknown[:3]}"
         )
     groups = [
-        {**{k: v for k, v in mine.items() if k in _RUNTIME_KEYS}, **saved, "params": [numbers[n] for n in saved["params"]]}
+        {
+            **{k: v for k, v in mine.items() if k in _RUNTIME_KEYS},
+            **saved,
+            "params": [numbers[n] for n in saved["params"]],
+        }
         for saved, mine in zip(state["groups"], optimizer.param_groups)
     ]
-    optimizer.load_state_dict({"state": {numbers[n]: dict(v) for n, v in state["state"].items()}, "param_groups": groups})
+    optimizer.load_state_dict(
+        {"state": {numbers[n]: dict(v) for n, v in state["state"].items()}, "param_groups": groups}
+    )
 
 
 # How a step is computed here, as opposed to what it computes: not part of the training's state.

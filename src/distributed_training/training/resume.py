@@ -34,8 +34,13 @@ def find_start(config: Config, run_dir: str | Path | bool | None, resume: str, m
         return create_run_directory(config, given, model), None
     if start is None:
         logger.warning("%s: no usable checkpoint: starting anew there", run.path)
-    config.save(run.config_file)
+    _save_config(config, run)
     return run, start
+
+
+def _save_config(config: Config, run: RunDirectory) -> None:
+    """The settings the run goes on with. That it was resumed is an event, not a setting."""
+    config.replace(**{"checkpoint.resume": "never"}).save(run.config_file)
 
 
 def _from_path(config: Config, path: Path, given: Path | None, model: str) -> Start:
@@ -45,7 +50,7 @@ def _from_path(config: Config, path: Path, given: Path | None, model: str) -> St
     run = RunDirectory(start.path.parent.parent)
     newest = max(run.checkpoints.glob("step-*"), default=None)
     if given is None and run.config_file.exists() and newest == start.path:
-        config.save(run.config_file)
+        _save_config(config, run)
         return run, start
     # The run has gone on past this checkpoint (or is not a run of ours): its later part is not to be mixed with ours.
     fork = create_run_directory(config, given, model)

@@ -27,8 +27,8 @@ class Schedule:
     """Sets an optimizer's learning rates for a point of the run. Each group keeps its share of its own peak rate."""
 
     def __init__(self, optimizer: Optimizer, shape: str, epochs: int, warmup_epochs: float) -> None:
-        self._groups = optimizer.param_groups
-        self._peaks = [float(group["lr"]) for group in self._groups]
+        self._optimizer = optimizer  # not its groups: loading a state replaces them
+        self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
         self._shape, self._epochs, self._warmup = SHAPES[shape], epochs, warmup_epochs
         self._fixed = shape == "constant" and warmup_epochs == 0
 
@@ -43,12 +43,14 @@ class Schedule:
         """Set the rates for a step. The first step of a warm-up has one step's share, not zero."""
         if self._fixed:
             return
-        at = epoch + (step + (1 if epoch + step / (steps or 1) < self._warmup else 0)) / steps if steps else float(epoch)
+        at = (
+            epoch + (step + (1 if epoch + step / (steps or 1) < self._warmup else 0)) / steps if steps else float(epoch)
+        )
         factor = self.factor(min(at, self._epochs))
-        for group, peak in zip(self._groups, self._peaks):
+        for group, peak in zip(self._optimizer.param_groups, self._peaks):
             group["lr"] = peak * factor
 
     @property
     def lr(self) -> float:
         """The rate of the first group now."""
-        return float(self._groups[0]["lr"])
+        return float(self._optimizer.param_groups[0]["lr"])

@@ -51,7 +51,9 @@ class Session:
         self.start: CheckpointInfo | None
         self.run_dir, self.start = find_start(config, trainer.run_dir, resume, type(trainer.model).__name__)
         self.trackers = make_trackers(config.tracking, trainer.strategy.rank) if self.run_dir else Trackers([])
-        self.store = CheckpointStore(self.run_dir.checkpoints, config.checkpoint, config.run.deadline) if self.run_dir else None
+        self.store = (
+            CheckpointStore(self.run_dir.checkpoints, config.checkpoint, config.run.deadline) if self.run_dir else None
+        )
         self.signals = StopSignals()
         self._progress = make_progress(config.run.progress)
         self._saved_step = -1

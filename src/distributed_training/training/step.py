@@ -94,4 +94,6 @@ def _bad_label(error: IndexError, batch: Batch) -> Exception:
     if isinstance(targets, Tensor) and label.lstrip("-").isdigit():
         rows = (targets == int(label)).reshape(batch.size, -1).any(1).nonzero().flatten().tolist()
         where = f"sample {batch.ids[rows[0]]}: " if rows else ""
-    return DataError(f"{where}label {label} is out of range for the model's outputs; set model.num_classes or correct the labels")
+    return DataError(
+        f"{where}label {label} is out of range for the model's outputs; set model.num_classes or correct the labels"
+    )

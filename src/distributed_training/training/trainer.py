@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from distributed_training.checkpoint import find_checkpoint, read_state
 from distributed_training.config import Config
 from distributed_training.data import ImageTransform, Plan, as_source
 from distributed_training.data.base import Batch, BatchSource
@@ -140,6 +141,13 @@ class Trainer:
         finally:
             if source is not data:
                 source.close()
+
+    def load(self, path: str | Path) -> Path:
+        """Take the weights of a checkpoint (a run's folder means its newest good one), and return its path."""
+        self._setup()
+        found = find_checkpoint(Path(path))
+        self.strategy.load_state({"model": read_state(found.path)["model"]})
+        return found.path
 
     def enable_gradient_checkpointing(self) -> None:
         """Recompute activations in the backward pass instead of keeping them: less memory, more time."""

@@ -1,0 +1,42 @@
+# Two commands do everything: `make train` runs the embedded job, `make test` proves the whole.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+INPUTS := pyproject.toml constraints.txt scripts/setup.sh
+
+.PHONY: train test lint tests bare format clean help
+
+train: $(VENV)/.installed  ## Install, then train the embedded digit classifier
+	$(BIN)/dtrain train
+
+test: lint tests bare  ## Install every backend, then check style, types, layers and all tests
+
+lint: $(VENV)/.installed-all  ## ruff, mypy, import-linter
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+tests: $(VENV)/.installed-all  ## All tests, with the coverage floor
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=xml
+
+bare: $(VENV)/.installed-all  ## A fresh environment without any extra imports, trains and resumes
+	scripts/check_bare_install.sh $(PYTHON)
+
+format: $(VENV)/.installed-all  ## Format and fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+$(VENV)/.installed: $(INPUTS)
+	scripts/setup.sh $(PYTHON) $(VENV) plots
+	touch $@
+
+$(VENV)/.installed-all: $(INPUTS)
+	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,dev
+	touch $@ $(VENV)/.installed
+
+clean:  ## Remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis htmlcov coverage.xml .coverage*
+
+help:  ## This list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12

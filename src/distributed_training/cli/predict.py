@@ -1,0 +1,77 @@
+"""`dtrain predict`."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distributed_training.cli.settings import Overrides, RunPath, show_logs
+from distributed_training.cli.validate import Which
+
+if TYPE_CHECKING:
+    from distributed_training.data import Dataset
+
+
+def predict(
+    run: RunPath,
+    words: Overrides = None,
+    output: Annotated[Path | None, typer.Option(help="A .csv or .npy file; left out, CSV on standard output.")] = None,
+    checkpoint: Which = "best",
+) -> None:
+    """Predict with a trained model: a row for each held-out sample, or for other data.
+
+    A classifier gives sample, prediction and confidence; other models give their outputs.
+
+    **Examples**
+
+    `dtrain predict runs/NAME --output predictions.csv`
+
+    `dtrain predict runs/NAME data.root=new.csv data.validation_fraction=0 --output predictions.csv`
+    """
+    from distributed_training.cli.trained import load_trained
+
+    show_logs()
+    with load_trained(run, words, checkpoint) as (job, data, _):
+        outputs = job.trainer.predict(data)
+        classifier, dataset = job.trainer.num_classes is not None, data.dataset
+    if output is not None and output.suffix == ".npy":
+        _write_npy(output, outputs)
+    else:
+        _write_csv(output, _rows(outputs, classifier, dataset))
+    if output is not None:
+        typer.echo(f"{data.plan.samples} predictions in {output}")
+
+
+def _rows(outputs: Any, classifier: bool, dataset: Dataset) -> list[list[Any]]:
+    import torch
+
+    from distributed_training.runtime.errors import ModelError
+
+    if not isinstance(outputs, torch.Tensor):
+        raise ModelError("the model's outputs are not one tensor a sample; use trainer.predict from Python")
+    if classifier and outputs.ndim == 2:
+        confidence, best = outputs.softmax(1).max(1)
+        names = dataset.classes or [str(n) for n in range(outputs.shape[1])]
+        rows = zip(range(len(best)), [names[b] for b in best.tolist()], [f"{c:.6f}" for c in confidence.tolist()])
+        return [["sample", "prediction", "confidence"], *map(list, rows)]
+    flat = outputs.reshape(len(outputs), -1)
+    header = ["sample", *(f"output_{n}" for n in range(flat.shape[1]))]
+    return [header, *([n, *row] for n, row in enumerate(flat.tolist()))]
+
+
+def _write_csv(path: Path | None, rows: list[list[Any]]) -> None:
+    if path is None:
+        csv.writer(sys.stdout).writerows(rows)
+        return
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def _write_npy(path: Path, outputs: Any) -> None:
+    import numpy as np
+
+    np.save(path, outputs.numpy())

@@ -1,0 +1,57 @@
+"""The words of a command line as a config: an optional file first, then key=value settings."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from distributed_training.config import Config
+    from distributed_training.runtime.run_directory import RunDirectory
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[CONFIG] [KEY=VALUE]...", help="A YAML file, then settings such as `training.lr=0.01`."),
+]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings to change.")]
+RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, such as `runs/NAME`.")]
+
+
+def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
+    """(config file or None, overrides). A first word without `=` is the file."""
+    words = words or []
+    return (words[0], words[1:]) if words and "=" not in words[0] else (None, words)
+
+
+def config_from(words: list[str] | None) -> Config:
+    """The config that the words describe; without a file, ./config.yaml if there is one."""
+    from distributed_training.config.load import default_file, export_dotenv, load_config
+
+    export_dotenv()
+    path, overrides = split_words(words)
+    return load_config(path or default_file(), overrides)
+
+
+def config_of_run(run: RunDirectory, overrides: list[str] | None) -> Config:
+    """The config of an existing run with settings changed."""
+    from distributed_training.config.load import export_dotenv, load_config
+
+    export_dotenv()
+    run.load_config()  # says so if it is no run
+    return load_config(run.config_file, overrides or [])
+
+
+def show_logs(verbose: bool = False) -> None:
+    """Warnings (and, when verbose, what is going on) to the console that also carries the progress bars."""
+    from rich.logging import RichHandler
+
+    from distributed_training.training.progress import console
+
+    handler = RichHandler(console=console(), show_path=False, show_time=False, markup=False)
+    logger = logging.getLogger("distributed_training")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,115 @@
+"""Rules for every test: it leaves no thread, process, environment variable, folder, setting or file behind."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is imported anywhere: two cores, and some tests start processes of their own.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["WANDB_ERROR_REPORTING"] = "false"  # its telemetry threads outlive the run
+
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+GRACE = 5.0  # seconds that something just closed may take to be gone
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Temporary files go to a folder of this session, where leftovers can be seen."""
+    folder = tmp_path_factory.mktemp("temporary")
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    yield
+    tempfile.tempdir = None
+    os.environ.pop("TMPDIR")
+    if before is not None:
+        os.environ["TMPDIR"] = before
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind(_private_temporary_folder: None) -> Iterator[None]:
+    """Compare what is there before and after a test."""
+    before = {name: look() for name, look in _LOOKS.items()}
+    yield
+    for name, look in _LOOKS.items():
+        deadline = time.monotonic() + GRACE
+        while (extra := _extra(before[name], look())) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not extra, f"the test left {name} behind: {extra}"
+
+
+def _extra(before: dict, after: dict) -> dict:
+    changed = {
+        key: after.get(key, "(gone)") for key in before.keys() | after.keys() if before.get(key) != after.get(key)
+    }
+    return changed
+
+
+def _threads() -> dict:
+    return {thread.ident: thread.name for thread in threading.enumerate()}
+
+
+def _processes() -> dict:
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        try:
+            command = " ".join(child.cmdline())
+            if child.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in command:  # Python's own, kept
+                found[child.pid] = command
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
+def _environment() -> dict:
+    return {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+
+
+def _files() -> dict:
+    own = {".pytest_cache", ".coverage", "coverage.xml", ".hypothesis", ".ruff_cache", ".mypy_cache"}
+    places = [ROOT, Path(tempfile.gettempdir())]
+    names = {str(path): "file" for place in places for path in place.iterdir()}
+    return {n: v for n, v in names.items() if Path(n).name not in own and not Path(n).name.startswith(".coverage")}
+
+
+def _settings() -> dict:
+    return {
+        "working directory": os.getcwd(),
+        "torch threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "default dtype": torch.get_default_dtype(),
+        "gradients": torch.is_grad_enabled(),
+    }
+
+
+_LOOKS: dict[str, Callable[[], dict]] = {
+    "threads": _threads,
+    "processes": _processes,
+    "environment variables": _environment,
+    "files": _files,
+    "process-wide settings": _settings,
+}
+
+
+@pytest.fixture
+def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run the test inside its own empty folder, with none of our settings in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for name in [n for n in os.environ if n.startswith("DTRAIN_")] + [
+        "GPU_HOST",
+        "CPU_HOST",
+        "TRAINING_PORT",
+        "BATCH_SIZE",
+    ]:
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
