@@ -111,7 +111,12 @@ def read_state(path: Path) -> Any:
 def _write_hashed(path: Path, parts: Sequence[memoryview]) -> tuple[int, str]:
     """Write and sync a file, hashing in a second thread meanwhile: both release the interpreter lock."""
     digest = hashlib.sha256()
-    hasher = threading.Thread(target=lambda: [digest.update(part) for part in parts], name="checkpoint-hasher")
+
+    def hash_all() -> None:
+        for part in parts:
+            digest.update(part)
+
+    hasher = threading.Thread(target=hash_all, name="checkpoint-hasher")
     hasher.start()
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)

@@ -87,4 +87,4 @@ class Staging:
 
     def parts(self) -> list[memoryview]:
         """The bytes of the file, in order."""
-        return [memoryview(self.header), memoryview(self._buffer.numpy())]
+        return [memoryview(self.header), self._buffer.numpy().data]

@@ -38,7 +38,7 @@ class CheckpointStore:
         self._committed: list[CheckpointInfo] = []
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Make the buffers for a state like this one in the background, so that the first save is as quick as the rest."""
+        """Make the buffers for a state like this in the background: the first save is as quick as the rest then."""
         if self._config.background:
             _, tensors = take_apart(state)
             self._start(lambda: self._staging.prepare(tensors))

@@ -1,4 +1,4 @@
-"""`dtrain`: the command line. One file beside this one for each command; nothing heavy is imported before it is needed."""
+"""`dtrain`: the command line. One file for each command; nothing heavy is imported before it is needed."""
 
 from __future__ import annotations
 

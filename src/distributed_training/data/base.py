@@ -85,7 +85,7 @@ class BatchSource(ABC):
         """What must be equal for two runs to see the same batches; kept in checkpoints and compared on resume."""
         return {}
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (optional)
         """End worker processes and free memory. Safe to call twice."""
 
 

@@ -154,7 +154,7 @@ def _worker_error(error: RuntimeError, deadline: float) -> Exception:
     text = str(error)
     if "timed out" in text:
         return DataError(
-            f"no batch from the loader processes within {deadline:g} s; a sample that takes long needs a larger run.deadline"
+            f"no batch from the loader processes within {deadline:g} s; if samples take so long, raise run.deadline"
         )
     if "DataLoader worker" in text:
         return DataError(

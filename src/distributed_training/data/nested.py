@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -55,7 +56,8 @@ def split_batch(data: Any, size: int, parts: int) -> list[tuple[int, Any]]:
     """
     parts = min(parts, size)
     bounds = [size * k // parts for k in range(parts + 1)]
-    return [
-        (end - start, map_tensors(lambda t: t[start:end] if t.ndim and len(t) == size else t, data))
-        for start, end in zip(bounds, bounds[1:])
-    ]
+
+    def cut(start: int, end: int) -> Any:
+        return map_tensors(lambda t: t[start:end] if t.ndim and len(t) == size else t, data)
+
+    return [(end - start, cut(start, end)) for start, end in pairwise(bounds)]

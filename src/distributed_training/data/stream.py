@@ -47,8 +47,9 @@ class StreamSource(BatchSource):
             )
             self._warned = True
         for holder in (self._batches, getattr(self._batches, "sampler", None), getattr(self._batches, "dataset", None)):
-            if hasattr(holder, "set_epoch"):
-                holder.set_epoch(epoch)
+            set_epoch = getattr(holder, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(epoch)
         first = 0
         step = start - 1
         for step, data in enumerate(islice(self._batches, start, None), start):

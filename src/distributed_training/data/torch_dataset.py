@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset, default_collate
 from torch.utils.data import Subset as TorchSubset
+from torch.utils.data import TensorDataset, default_collate
 
 from distributed_training.data.arrays import ArrayDataset
 from distributed_training.data.base import Dataset, KeyedDataset
-from distributed_training.data.nested import map_tensors
+from distributed_training.data.nested import map_tensors, tensors_in
 from distributed_training.data.randomness import global_generators_kept, seed_for_sample
 from distributed_training.runtime.errors import DataError
 
@@ -74,8 +74,8 @@ class TorchDataset(KeyedDataset):
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.name}:{len(self)}".encode())
         for position in {0, len(self) // 2, len(self) - 1} if len(self) else ():
-            batch = self.fetch(np.array([position]))
-            map_tensors(lambda t: (digest.update(t.numpy().tobytes()), t)[1], batch)
+            for tensor in tensors_in(self.fetch(np.array([position]))):
+                digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else b"")
         return digest.hexdigest()[:16]
 
 

@@ -19,7 +19,8 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         if error.name is None or error.name.split(".")[0] != module.split(".")[0]:
             raise  # the library is there but broken: its own error says more
         raise MissingDependencyError(
-            f"{purpose} needs {module.split('.')[0]}, which is not installed: pip install 'distributed-training[{extra}]'"
+            f"{purpose} needs {module.split('.')[0]}, which is not installed: "
+            f"pip install 'distributed-training[{extra}]'"
         ) from None
 
 

@@ -29,14 +29,14 @@ def generators_state() -> dict[str, Any]:
     version, internal, gauss = random.getstate()
     # With legacy=False numpy describes whichever bit generator is in place as a dict.
     numpy_state = np.random.get_state(legacy=False)
-    inner = numpy_state["state"]  # type: ignore[index,call-overload]
+    inner = numpy_state["state"]
     state: dict[str, Any] = {
         "python": {"version": version, "internal": torch.tensor(internal, dtype=torch.int64), "gauss": gauss},
         "numpy": {
             "key": torch.from_numpy(inner["key"].astype(np.int64)),
             "pos": int(inner["pos"]),
-            "has_gauss": int(numpy_state["has_gauss"]),  # type: ignore[index,call-overload]
-            "gauss": float(numpy_state["gauss"]),  # type: ignore[index,call-overload]
+            "has_gauss": int(numpy_state["has_gauss"]),
+            "gauss": float(numpy_state["gauss"]),
         },
         "torch": torch.get_rng_state(),
     }

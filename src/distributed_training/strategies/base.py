@@ -92,8 +92,8 @@ class Strategy(ABC):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take a `state` that any strategy gave, on any number of ranks."""
 
-    def barrier(self) -> None:
+    def barrier(self) -> None:  # noqa: B027 (nothing to wait for alone)
         """Wait until every rank is here."""
 
-    def teardown(self) -> None:
+    def teardown(self) -> None:  # noqa: B027 (optional)
         """Give back process-wide settings, groups and threads. Safe to call twice."""

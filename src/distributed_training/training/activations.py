@@ -13,15 +13,15 @@ from distributed_training.runtime.errors import ModelError
 
 
 def enable_gradient_checkpointing(model: nn.Module) -> None:
-    """Use the model's own switch (`gradient_checkpointing_enable`), or else recompute its repeated blocks one by one."""
+    """Use the model's own switch (`gradient_checkpointing_enable`), or else recompute its blocks one by one."""
     if hasattr(model, "gradient_checkpointing_enable"):
         model.gradient_checkpointing_enable()  # type: ignore[operator]
         return
     blocks = _blocks(model)
     if not blocks:
         raise ModelError(
-            f"{type(model).__name__} has no gradient_checkpointing_enable() and no nn.Sequential or nn.ModuleList whose "
-            "parts could be recomputed; add that method to it or leave training.gradient_checkpointing off"
+            f"{type(model).__name__} has no gradient_checkpointing_enable() and no nn.Sequential or nn.ModuleList "
+            "whose parts could be recomputed; add that method to it or leave training.gradient_checkpointing off"
         )
     for block in blocks:
         if not getattr(block.forward, "recomputed", False):

@@ -38,7 +38,8 @@ class NonfiniteGuard:
                 raise self._error(self._streak, f"epoch {epoch}, step {step}", culprit)
             logger.warning("epoch %d, step %d skipped: loss or gradient is not finite%s", epoch, step, culprit)
         else:
-            assert isinstance(skipped, Tensor) and self._on_device is not None
+            assert isinstance(skipped, Tensor)
+            assert self._on_device is not None
             total, streak, worst = self._on_device.unbind()
             flag = skipped.reshape(())
             total.add_(flag)

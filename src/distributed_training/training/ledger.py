@@ -50,4 +50,4 @@ class Ledger:
 
 def hash_of(ids: np.ndarray) -> str:
     """A short hash of sample ids in order."""
-    return hashlib.blake2b(np.ascontiguousarray(ids, dtype=np.int64), digest_size=8).hexdigest()
+    return hashlib.blake2b(np.ascontiguousarray(ids, dtype=np.int64).data, digest_size=8).hexdigest()

@@ -59,7 +59,7 @@ def _from_path(config: Config, path: Path, given: Path | None, model: str) -> St
 
 
 def check_same_training(state: Mapping[str, Any], here: Mapping[str, Any], config: Config, path: Path) -> None:
-    """Refuse to go on in the middle of an epoch with other data or another plan; say which settings differ otherwise."""
+    """Refuse to go on in the middle of an epoch with other data or another plan; elsewhere say what differs."""
     then = state["source"]
     differences = [f"{key} was {then[key]} and is {here.get(key)}" for key in then if then[key] != here.get(key)]
     if differences and (state["cursor"]["step"] or "plan_version" in "".join(differences)):

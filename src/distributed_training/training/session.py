@@ -44,7 +44,8 @@ class Session:
         trainer.cursor, trainer.last_metrics = Cursor(), {}
         if config.training.warmup_epochs > trainer.epochs:
             raise ConfigError(
-                f"training.warmup_epochs={config.training.warmup_epochs} is longer than the training of {trainer.epochs} epochs"
+                f"training.warmup_epochs={config.training.warmup_epochs} is longer than the training: "
+                f"{trainer.epochs} epochs"
             )
         seed_everything(config.training.seed)
         self.run_dir: RunDirectory | None
@@ -246,6 +247,6 @@ def _out_of_memory(error: Exception, trainer: Trainer) -> OutOfMemoryError:
         advice.append("training.precision=bf16")
     first_line = str(error).split("\n")[0].split(". ")[0]
     return OutOfMemoryError(
-        f"{trainer.device} ran out of memory at epoch {trainer.cursor.epoch}, step {trainer.cursor.step} ({first_line}); "
-        f"try {', or '.join(advice)}, or a smaller training.batch_size"
+        f"{trainer.device} ran out of memory at epoch {trainer.cursor.epoch}, step {trainer.cursor.step} "
+        f"({first_line}); try {', or '.join(advice)}, or a smaller training.batch_size"
     )

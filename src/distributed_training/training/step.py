@@ -79,7 +79,7 @@ def check_labels(batch: Batch, classes: int) -> None:
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise DataError(
-            f"sample {batch.ids[row]} has label {int(targets[row])}, but the model has {classes} classes (0 to {classes - 1}); "
+            f"sample {batch.ids[row]} has label {int(targets[row])}, but the model has classes 0 to {classes - 1}; "
             "set model.num_classes or correct the labels"
         )
 

@@ -103,7 +103,7 @@ class Trainer:
             scheduler: a torch learning-rate scheduler, stepped after each step, in place of the config's schedule.
             resume: never, auto, or the path of a run or checkpoint; left out, `checkpoint.resume`.
 
-        Ctrl-C and SIGTERM end the training at the next step with a checkpoint; the result's status is then `interrupted`.
+        Ctrl-C and SIGTERM end the training at the next step with a checkpoint; its status is then `interrupted`.
         """
         from distributed_training.training.session import Session
 
