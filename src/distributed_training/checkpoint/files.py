@@ -26,6 +26,7 @@ from distributed_training.runtime.errors import CheckpointError
 FORMAT = 1
 STATE_FILE, MANIFEST_FILE = "state.safetensors", "manifest.json"
 UNFINISHED, REPLACED = ".writing-", ".replaced-"
+_MANIFEST_KEYS = {"format", "step", "epoch", "metrics", "files", "state"}
 _CHUNK = 8 * 2**20
 
 
@@ -52,13 +53,14 @@ def write_checkpoint(
     final = folder / checkpoint_name(step)
     aside = folder / f"{UNFINISHED}{final.name}-{os.getpid()}"
     try:
+        shutil.rmtree(aside, ignore_errors=True)  # of a killed process: in a container every start has the same number
         aside.mkdir(parents=True)
         size, digest = _write_hashed(aside / STATE_FILE, staging.parts())
         manifest = {
             "format": FORMAT,
             "step": step,
             "epoch": epoch,
-            "metrics": dict(metrics),
+            "metrics": {name: float(value) for name, value in metrics.items()},
             "time": time.time(),
             "files": {STATE_FILE: {"size": size, "sha256": digest}},
             "state": description,
@@ -66,8 +68,10 @@ def write_checkpoint(
         _write_hashed(aside / MANIFEST_FILE, [memoryview(_seal(manifest))])
         _sync_folder(aside)
         _commit(aside, final)
-    except OSError as error:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
+        if not isinstance(error, OSError):
+            raise
         raise CheckpointError(
             f"{final}: not saved ({error.strerror or error}); earlier checkpoints are intact. "
             "Free some space or choose another run.root, then continue with --resume auto"
@@ -151,18 +155,36 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{file}: damaged: not a manifest") from None
     manifest: dict[str, Any] = sealed["manifest"]
+    if not isinstance(manifest, dict) or not manifest.keys() >= _MANIFEST_KEYS:
+        raise CheckpointError(f"{file}: damaged: not a manifest")
     if manifest["format"] != FORMAT:
         raise CheckpointError(f"{path}: written in format {manifest['format']}, this version reads format {FORMAT}")
     return manifest
 
 
 def _commit(aside: Path, final: Path) -> None:
-    replaced = final.with_name(f"{REPLACED}{final.name}-{os.getpid()}")
+    replaced = _out_of_sight(final)
     if final.exists():  # a damaged one of the same step that the run has come past again
         final.rename(replaced)
     aside.rename(final)
     _sync_folder(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_checkpoint(path: Path) -> None:
+    """Delete a checkpoint, out of sight first: whoever looks meanwhile sees it whole or not at all."""
+    try:
+        path.rename(replaced := _out_of_sight(path))
+    except OSError:
+        return
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _out_of_sight(path: Path) -> Path:
+    """A free name beside a checkpoint, under which nobody looks for one."""
+    replaced = path.with_name(f"{REPLACED}{path.name}-{os.getpid()}")
+    shutil.rmtree(replaced, ignore_errors=True)
+    return replaced
 
 
 def _sync_folder(folder: Path) -> None:

@@ -16,6 +16,7 @@ from distributed_training.checkpoint.files import (
     CheckpointInfo,
     read_info,
     read_state,
+    remove_checkpoint,
     verify,
     write_checkpoint,
 )
@@ -117,17 +118,18 @@ class CheckpointStore:
         info = write_checkpoint(self.folder, self._staging, description, step=step, epoch=epoch, metrics=metrics)
         self._committed.append(info)
         verify(info.path)  # older ones go only when the new one is known to be whole
-        self._prune()
+        self._prune(info.step)
 
-    def _prune(self) -> None:
-        checkpoints = self.all()
+    def _prune(self, step: int) -> None:
+        # Later ones than the one just written are damaged (or the run would not have come by here): they count as none.
+        checkpoints = [info for info in self.all() if info.step <= step]
         keep = {info.path for info in checkpoints[-self._config.keep :]}
         best = best_of(checkpoints, self._config.monitor, self._config.mode)
         if self._config.keep_best and best is not None:
             keep.add(best.path)
         for info in checkpoints:
             if info.path not in keep:
-                shutil.rmtree(info.path, ignore_errors=True)
+                remove_checkpoint(info.path)
         for pattern in (UNFINISHED, REPLACED):  # what a crash left
             for path in self.folder.glob(f"{pattern}*"):
                 shutil.rmtree(path, ignore_errors=True)

@@ -36,11 +36,13 @@ def put_together(description: Any, tensors: Mapping[str, Tensor]) -> Any:
 def _describe(value: Any, path: str, tensors: Tensors, seen: dict[Any, str]) -> Any:
     if isinstance(value, Tensor):
         return {"$tensor": _add(value.detach(), path, tensors, seen)}
-    if isinstance(value, np.ndarray):
-        return {"$array": _add(torch.from_numpy(value), path, tensors, seen)}
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.dtype.itemsize <= 8:
+        # A read-only array and one with negative strides become no tensor as they are.
+        array = value if value.flags.writeable and min(value.strides, default=0) >= 0 else value.copy()
+        return {"$array": _add(torch.from_numpy(array), path, tensors, seen)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, np.generic):
+    if isinstance(value, (np.bool_, np.integer, np.floating)):
         return value.item()
     if isinstance(value, bytes):
         return {"$bytes": base64.b64encode(value).decode()}
@@ -63,12 +65,16 @@ def _describe(value: Any, path: str, tensors: Tensors, seen: dict[Any, str]) -> 
 
 
 def _add(tensor: Tensor, path: str, tensors: Tensors, seen: dict[Any, str]) -> str:
+    name = path[1:] or "value"
+    while (
+        name in tensors or name == "__metadata__"
+    ):  # keys 1 and "1" look alike in a path; the other is safetensors' own
+        name += "'"
     if tensor.numel():
         same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         if same in seen:
             return seen[same]
-        seen[same] = path[1:] or "value"
-    name = path[1:] or "value"
+        seen[same] = name
     tensors[name] = tensor
     return name
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -35,7 +36,7 @@ def as_source(data: Any, plan: Plan, *, every_sample: bool = False, deadline: fl
         data = replan(data, seed=plan.seed, deadline=deadline)
     if isinstance(data, BatchSource):
         return data.in_order() if every_sample and isinstance(data, Loader) else data
-    if isinstance(data, (Dataset, TorchBase)) and not isinstance(data, IterableDataset):
+    if isinstance(data, (Dataset, TorchBase, np.ndarray, torch.Tensor)) and not isinstance(data, IterableDataset):
         dataset = as_dataset(data)
     elif isinstance(data, (tuple, dict)) and _is_arrays(data):
         dataset = ArrayDataset(data)
@@ -55,7 +56,7 @@ def as_source(data: Any, plan: Plan, *, every_sample: bool = False, deadline: fl
 def replan(loader: DataLoader[Any], *, seed: int, deadline: float = 300.0) -> BatchSource:
     """A torch DataLoader as a planned loader, if its sampler is an ordinary one; otherwise it is iterated as it is."""
     sampler = loader.sampler
-    shuffle = _shuffle_of(sampler)
+    shuffle = _shuffle_of(sampler, loader.dataset)
     ordinary_batches = type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
     if isinstance(loader.dataset, IterableDataset) or shuffle is None or not ordinary_batches:
         return StreamSource(loader)
@@ -75,8 +76,11 @@ def replan(loader: DataLoader[Any], *, seed: int, deadline: float = 300.0) -> Ba
     )
 
 
-def _shuffle_of(sampler: Any) -> bool | None:
+def _shuffle_of(sampler: Any, dataset: Any) -> bool | None:
     """Whether an ordinary sampler shuffles; None for one whose choice of samples a plan cannot stand for."""
+    sampled: Any = getattr(sampler, "dataset" if isinstance(sampler, DistributedSampler) else "data_source", None)
+    if sampled is not dataset and not (hasattr(sampled, "__len__") and len(sampled) == len(dataset)):
+        return None  # it knows another number of samples than there are
     if type(sampler) is SequentialSampler:
         return False
     if type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None:
@@ -87,7 +91,5 @@ def _shuffle_of(sampler: Any) -> bool | None:
 
 
 def _is_arrays(data: Any) -> bool:
-    import torch
-
     values = data.values() if isinstance(data, dict) else data
     return len(data) > 0 and all(isinstance(value, (np.ndarray, torch.Tensor)) for value in values)

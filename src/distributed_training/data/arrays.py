@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,7 @@ class ArrayDataset(Dataset):
         if len(set(lengths.values())) > 1:
             raise DataError(f"{name}: arrays differ in length: {lengths}; every sample needs a row in each")
         self._length = next(iter(lengths.values()), 0)
+        self.sample_bytes = sum(t[:1].nbytes for t in self._tensors.values())
 
     def __len__(self) -> int:
         return self._length
@@ -40,24 +42,45 @@ class ArrayDataset(Dataset):
     def fetch(self, ids: np.ndarray) -> Any:
         index = torch.from_numpy(ids)
         if self._kind == "dict":
-            return {key: t.index_select(0, index) for key, t in self._tensors.items()}
-        rows = tuple([t.index_select(0, index) for t in self._tensors.values()])
+            return {key: _gather(t, index) for key, t in self._tensors.items()}
+        rows = tuple([_gather(t, index) for t in self._tensors.values()])
         return rows if self._kind == "tuple" else rows[0]
 
     def fingerprint(self) -> str:
-        return fingerprint_of(self.name, {key: t.numpy() for key, t in self._tensors.items()})
+        return fingerprint_of(self.name, {key: _as_array(t) for key, t in self._tensors.items()})
 
 
 def _as_tensor(value: Any, name: str) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
-        return value.detach()
-    array = np.asarray(value) if not isinstance(value, np.memmap) else value
-    try:
-        return torch.from_numpy(array)
-    except (TypeError, ValueError):
-        raise DataError(
-            f"{name}: values of type {array.dtype} cannot become tensors; convert them to numbers"
-        ) from None
+        tensor = value.detach()
+    else:
+        array = np.asarray(value) if not isinstance(value, np.memmap) else value
+        if not array.dtype.isnative or any(stride < 0 for stride in array.strides):  # torch takes neither
+            array = array.astype(array.dtype.newbyteorder("="), order="C")
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*not writable")  # we only ever read
+                tensor = torch.from_numpy(array)
+        except (TypeError, ValueError):
+            raise DataError(
+                f"{name}: values of type {array.dtype} cannot become tensors; convert them to numbers"
+            ) from None
+    if tensor.ndim == 0:
+        raise DataError(f"{name}: a single value, not an array with a row for each sample")
+    return tensor
+
+
+_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+
+
+def _gather(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    # index_select is the fastest, but torch has it for bytes only among the unsigned types.
+    return tensor[index] if tensor.dtype in _UNSIGNED else tensor.index_select(0, index)
+
+
+def _as_array(tensor: torch.Tensor) -> np.ndarray:
+    # NumPy has no bfloat16: its bits are as good for a hash.
+    return tensor.view(torch.int16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 _WHOLE = 16 * 2**20  # arrays up to this many bytes are hashed whole, of larger ones evenly spread rows

@@ -24,6 +24,7 @@ class ImageTransform:
 
     def __init__(self, config: AugmentConfig, seed: int) -> None:
         self._config, self._seed = config, seed
+        self._plain = config == AugmentConfig()  # nothing to do but to scale uint8: most batches pass untouched
         self._statistics: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, data: Any, ids: np.ndarray, epoch: int, *, training: bool) -> Any:
@@ -31,7 +32,10 @@ class ImageTransform:
         if isinstance(data, Tensor):
             return self._images(data, ids, epoch, training)
         if isinstance(data, (tuple, list)) and data:
-            return type(data)([self._images(data[0], ids, epoch, training), *data[1:]])
+            if self._plain and getattr(data[0], "dtype", None) is not torch.uint8:
+                return data
+            values = [self._images(data[0], ids, epoch, training), *data[1:]]
+            return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
         if isinstance(data, Mapping):
             key = next((k for k in _IMAGE_KEYS if k in data), None)
             if key is not None:
@@ -54,13 +58,13 @@ class ImageTransform:
         return images
 
     def _normalise(self, images: Tensor) -> Tensor:
-        if self._statistics is None or self._statistics[0].device != images.device:
-            channels = images.shape[1]
-            self._statistics = (
+        channels, known = images.shape[1], self._statistics
+        if known is None or known[0].device != images.device or len(known[0]) != channels:
+            known = self._statistics = (
                 _per_channel(self._config.mean or [0.0], channels, "mean").to(images.device),
                 _per_channel(self._config.std or [1.0], channels, "std").to(images.device),
             )
-        mean, std = self._statistics
+        mean, std = known
         return (images - mean) / std
 
 

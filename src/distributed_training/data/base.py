@@ -25,6 +25,8 @@ class Dataset(ABC):
     """Number of classes where the targets are class labels."""
     classes: list[str] | None = None
     """Names of the classes, where they have names."""
+    sample_bytes: int | None = None
+    """Size of a sample, where fetching is a mere gather from memory: such samples may be fetched many steps at once."""
 
     @abstractmethod
     def __len__(self) -> int:

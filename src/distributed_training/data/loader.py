@@ -13,12 +13,15 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchBase
 
 from distributed_training.data.base import Batch, BatchSource, Dataset
-from distributed_training.data.nested import map_tensors
+from distributed_training.data.nested import map_tensors, split_every
 from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.runtime.errors import DataError
 
-_STEPS_AT_ONCE = 64  # ids of so many steps are computed together: NumPy's cost per call is shared between them
+# Ids of so many steps are computed together, and samples that lie in memory are gathered for as many steps as fit into
+# a cache: a call's fixed cost is shared between them.
+_STEPS_AT_ONCE = 64
+_BYTES_AT_ONCE = 2**20
 
 
 class Loader(BatchSource):
@@ -77,14 +80,25 @@ class Loader(BatchSource):
         self._workers = None
 
     def _in_process(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
-        size, key = self.plan.batch_size, derive_key(self.plan.seed, epoch)
+        size, key, step = self.plan.batch_size, derive_key(self.plan.seed, epoch), start
+        together = self._steps_fetched_together() * size
         for first in range(start, self.steps_per_epoch, _STEPS_AT_ONCE):
-            last = min(first + _STEPS_AT_ONCE, self.steps_per_epoch)
-            ids = self.plan.span(epoch, first, last)
-            for step in range(first, last):
-                own = ids[(step - first) * size : (step - first + 1) * size]
-                data = fetch(self.dataset, own, key)
-                yield step, Batch(own, map_tensors(torch.Tensor.pin_memory, data) if self._pin_memory else data)
+            ids = self.plan.span(epoch, first, min(first + _STEPS_AT_ONCE, self.steps_per_epoch))
+            for offset in range(0, len(ids), together):
+                some = ids[offset : offset + together]
+                data = fetch(self.dataset, some, key)
+                if self._pin_memory:
+                    data = map_tensors(torch.Tensor.pin_memory, data)
+                batches = split_every(data, size) if len(some) > size else [data]
+                for number, batch in enumerate(batches):
+                    yield step, Batch(some[number * size : (number + 1) * size], batch)
+                    step += 1
+
+    def _steps_fetched_together(self) -> int:
+        if self.dataset.sample_bytes is None:
+            return 1
+        batch_bytes = max(self.dataset.sample_bytes * self.plan.batch_size, 1)
+        return max(1, min(_STEPS_AT_ONCE, _BYTES_AT_ONCE // batch_bytes))
 
     def _from_workers(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
         if self._workers is None:
@@ -97,6 +111,7 @@ class Loader(BatchSource):
                 pin_memory=self._pin_memory,
                 worker_init_fn=_ignore_signals,
                 timeout=self._deadline,
+                generator=torch.Generator(),  # or it would draw from the training's own
             )
         self._cursor.epoch, self._cursor.start = epoch, start
         try:

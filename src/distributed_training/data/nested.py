@@ -43,6 +43,8 @@ def to_device(data: Any, device: torch.device) -> Any:
 
 def batch_length(data: Any) -> int:
     """Number of samples: the first dimension of the first tensor that has one."""
+    if isinstance(data, (tuple, list)) and data and isinstance(data[0], Tensor) and data[0].ndim:
+        return len(data[0])
     for tensor in tensors_in(data):
         if tensor.ndim:
             return len(tensor)
@@ -54,10 +56,20 @@ def split_batch(data: Any, size: int, parts: int) -> list[tuple[int, Any]]:
 
     Tensors whose first dimension is not the batch (a scalar, a shared table) go to every part whole.
     """
-    parts = min(parts, size)
+    parts = max(min(parts, size), 1)
     bounds = [size * k // parts for k in range(parts + 1)]
 
     def cut(start: int, end: int) -> Any:
         return map_tensors(lambda t: t[start:end] if t.ndim and len(t) == size else t, data)
 
     return [(end - start, cut(start, end)) for start, end in pairwise(bounds)]
+
+
+def split_every(data: Any, size: int) -> list[Any]:
+    """Cut gathered samples into batches of `size`, the last one smaller: views, made in one call a tensor."""
+    if isinstance(data, Tensor):
+        return list(data.split(size))
+    if isinstance(data, Mapping):
+        return [dict(zip(data, values)) for values in zip(*(split_every(value, size) for value in data.values()))]
+    columns = zip(*(split_every(value, size) for value in data))
+    return list(columns) if isinstance(data, tuple) else [list(values) for values in columns]

@@ -20,7 +20,7 @@ import numpy as np
 
 PLAN_VERSION = 1
 MAX_SAMPLES = 2**40
-_SMALL = 2**16  # below this every order should be equally likely, which takes more rounds
+_SMALL = 2**10  # below this every order should be equally likely, which takes more rounds
 _ROUNDS, _ROUNDS_SMALL = 12, 24
 _MASK = 2**64 - 1
 
@@ -101,8 +101,7 @@ def _add(half: np.ndarray, other: np.ndarray, size: np.uint64, key: np.uint64) -
     h *= size
     h >>= np.uint64(32)
     h += half
-    h -= size * (h >= size)
-    return h
+    return np.minimum(h, h - size)  # below size, h - size wraps around to something large
 
 
 @functools.lru_cache(maxsize=8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -46,16 +45,18 @@ class StreamSource(BatchSource):
                 type(self._batches).__name__,
             )
             self._warned = True
-        for holder in (self._batches, getattr(self._batches, "sampler", None), getattr(self._batches, "dataset", None)):
+        parts = [getattr(self._batches, name, None) for name in ("sampler", "batch_sampler", "dataset")]
+        for holder in (self._batches, *parts):
             set_epoch = getattr(holder, "set_epoch", None)
             if set_epoch is not None:
                 set_epoch(epoch)
         first = 0
-        step = start - 1
-        for step, data in enumerate(islice(self._batches, start, None), start):
+        step = -1
+        for step, data in enumerate(self._batches):
             size = batch_length(data)
-            yield step, Batch(np.arange(first, first + size), data)
-            first += size
+            if step >= start:
+                yield step, Batch(np.arange(first, first + size), data)
+            first += size  # also of the batches read past, so that a resume numbers samples as the whole epoch does
         if step < 0:
             raise DataError(
                 f"{type(self._batches).__name__} gave no batch in epoch {epoch}: the dataset is empty, "

@@ -43,7 +43,8 @@ class TorchDataset(KeyedDataset):
 
     def __init__(self, samples: Any, collate: Collate = default_collate) -> None:
         index = None
-        while isinstance(samples, TorchSubset):  # look through it: its own __getitems__ cannot be keyed by sample
+        # Look through a plain Subset, for its own __getitems__ cannot be keyed by sample; a user's may do more.
+        while isinstance(samples, TorchSubset) and type(samples).__getitem__ is TorchSubset.__getitem__:
             inner = np.asarray(samples.indices, dtype=np.int64)
             index = inner if index is None else inner[index]
             samples = samples.dataset
@@ -127,8 +128,9 @@ def _call(function: Callable[..., Any], *args: Any, what: str, **kwargs: Any) ->
 def _row(batch: Any, row: int) -> Any:
     if isinstance(batch, Mapping):
         return {key: _row(value, row) for key, value in batch.items()}
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(_row(value, row) for value in batch)
+    if isinstance(batch, (tuple, list)) and not all(isinstance(value, (str, bytes)) for value in batch):
+        values = [_row(value, row) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
     return batch[row]
 
 

@@ -27,22 +27,24 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
 def import_object(path: str, key: str) -> Any:
     """The object at `my_module:name`, looked up from the working directory too; `key` is the setting that named it."""
     module_name, colon, attribute = path.partition(":")
-    if not colon or not module_name or not attribute:
+    if not colon or not attribute or not all(module_name.split(".")):
         raise ConfigError(f"{key}={path!r} must be an import path such as my_module:MyClass")
     here = str(Path.cwd())
     added = here not in sys.path
     if added:
         sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except ModuleNotFoundError as error:
-        if error.name != module_name.split(".")[0] and error.name != module_name:
-            raise
-        raise ConfigError(f"{key}={path!r}: no module named {module_name} here or in {here}") from None
-    except AttributeError:
-        raise ConfigError(f"{key}={path!r}: {module_name} has no {attribute}") from None
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if not f"{module_name}.".startswith(f"{error.name}."):
+                raise  # the module is there, but something that it imports is not
+            raise ConfigError(f"{key}={path!r}: no module named {module_name} here or in {here}") from None
+        try:
+            for part in attribute.split("."):
+                found = getattr(found, part)
+        except AttributeError:
+            raise ConfigError(f"{key}={path!r}: {module_name} has no {attribute}") from None
     finally:
         if added:
             sys.path.remove(here)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from distributed_training.config import Config
-from distributed_training.runtime.errors import RunDirectoryError
+from distributed_training.runtime.errors import DistributedTrainingError, RunDirectoryError
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -112,7 +115,11 @@ def newest_run(config: Config, any_job: bool = False) -> RunDirectory | None:
         return named if named.config_file.is_file() else None
     files = sorted(root.glob("*/config.yaml"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     for run in (RunDirectory(file.parent) for file in files):
-        saved = run.load_config()
+        try:
+            saved = run.load_config()
+        except DistributedTrainingError as error:  # of another version, or cut off by a crash: no reason to stop here
+            logger.warning("%s: left out of the search for a run to resume: %s", run.path, error)
+            continue
         if any_job or (saved.model == config.model and saved.data.dataset == config.data.dataset):
             return run
     return None

@@ -56,20 +56,26 @@ def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[
         raise CheckpointError(
             f"the checkpoint holds the state of {state['kind']}, but the optimizer here is {type(optimizer).__name__}"
         )
-    numbers = {name: number for number, name in _names(model, optimizer).items()}
+    names = _names(model, optimizer)
+    numbers = {name: number for number, name in names.items()}
+    own = [group["params"] for group in optimizer.state_dict()["param_groups"]]
     unknown = sorted(state["state"].keys() - numbers.keys())
-    if unknown or len(state["groups"]) != len(optimizer.param_groups):
+    if unknown or len(state["groups"]) != len(own):
         raise CheckpointError(
-            f"the optimizer state does not fit: {len(state['groups'])} groups there and {len(optimizer.param_groups)} "
+            f"the optimizer state does not fit: {len(state['groups'])} groups there and {len(own)} "
             f"here, unknown parameters {unknown[:3]}"
         )
+    for place, (saved, members) in enumerate(zip(state["groups"], own)):
+        differing = sorted(set(saved["params"]) ^ {names[n] for n in members})
+        if differing:
+            raise CheckpointError(f"the optimizer state does not fit: group {place} differs in {differing[:3]}")
     groups = [
         {
             **{k: v for k, v in mine.items() if k in _RUNTIME_KEYS},
             **saved,
-            "params": [numbers[n] for n in saved["params"]],
+            "params": members,  # in the order here: torch pairs them with its own by position
         }
-        for saved, mine in zip(state["groups"], optimizer.param_groups)
+        for saved, mine, members in zip(state["groups"], optimizer.param_groups, own)
     ]
     optimizer.load_state_dict(
         {"state": {numbers[n]: dict(v) for n, v in state["state"].items()}, "param_groups": groups}

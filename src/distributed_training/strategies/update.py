@@ -6,6 +6,8 @@ Shared by the strategies that use a plain torch optimizer.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,18 +29,23 @@ class Update:
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._on_cpu = all(p.device.type == "cpu" for p in self._parameters)
         self._skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+        self._bare_step = _bare_step(optimizer)
 
     def __call__(self, loss: Tensor) -> StepResult:
         """Update the weights from the gradients in place, or skip, and clear the gradients."""
         parameters = self._parameters
-        gradients = [p.grad for p in parameters if p.grad is not None]
+        gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
         if self._scaler is not None:
             result = self._scaled(gradients)
         else:
-            norm = self.total_norm(gradients) if self._clip or self._guard == "gradients" else None
-            if self._clip and norm is not None:
+            norm: Tensor | None = None
+            watched: Tensor | float = loss
+            if self._clip:
+                norm = watched = self.total_norm(gradients)
                 self._scale_down(gradients, norm)
-            result = self._guarded(norm, norm if self._guard == "gradients" else loss)
+            elif self._guard == "gradients":
+                watched = self.finite_sum(gradients)
+            result = self._guarded(norm, watched)
         for p in parameters:
             p.grad = None
         return result
@@ -49,23 +56,39 @@ class Update:
             return torch.zeros(())
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
-    def _guarded(self, norm: Tensor | None, watched: Tensor | None) -> StepResult:
-        if self._guard == "off" or watched is None:
-            self.optimizer.step()
+    def finite_sum(self, gradients: list[Tensor]) -> Tensor | float:
+        """A number that is finite if all gradients are: cheaper than a norm on the CPU, one kernel on a GPU."""
+        if not self._on_cpu:
+            return self.total_norm(gradients)
+        return sum([g.sum().item() for g in gradients])
+
+    def _guarded(self, norm: Tensor | None, watched: Tensor | float) -> StepResult:
+        if self._guard == "off":
+            self._step()
             return StepResult(norm, False)
         if self._on_cpu:  # reading a value costs nothing here
-            if math.isfinite(watched.item()):
-                self.optimizer.step()
+            if math.isfinite(watched):
+                self._step()
                 return StepResult(norm, False)
             return StepResult(norm, True)
-        skipped = torch.isfinite(watched).logical_not().float().reshape(1)
+        assert isinstance(watched, Tensor)
+        skipped = torch.isfinite(watched).logical_not().float().reshape(())  # the shape of Adam's own step counts
         if self._skips_by_itself:  # a fused kernel looks at the flag on the device
             self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
-            self.optimizer.step()
+            self._step()
             del self.optimizer.found_inf  # type: ignore[attr-defined]
         elif not skipped.item():  # other optimizers cannot be told on the device: one wait a step
-            self.optimizer.step()
+            self._step()
         return StepResult(norm, skipped)
+
+    def _step(self) -> None:
+        optimizer = self.optimizer
+        hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+        if self._bare_step is None or hooked or _profiler_is_on():
+            optimizer.step()
+            return
+        with torch.no_grad():
+            self._bare_step(optimizer)
 
     def _scaled(self, gradients: list[Tensor]) -> StepResult:
         assert self._scaler is not None
@@ -82,7 +105,23 @@ class Update:
 
     def _scale_down(self, gradients: list[Tensor], norm: Tensor) -> None:
         assert self._clip is not None
-        torch._foreach_mul_(gradients, torch.clamp(self._clip / (norm + 1e-6), max=1.0))
+        if gradients:
+            torch._foreach_mul_(gradients, torch.clamp(self._clip / (norm + 1e-6), max=1.0))
+
+
+def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
+    """The step of torch's own optimizers without the wrappers that label it for the profiler and call hooks: these
+    cost more than the update of a small model. None where somebody else has a say in the step."""
+    if type(optimizer) not in _FUSABLE or "step" in vars(optimizer):  # a learning-rate scheduler counts its calls
+        return None
+    step: Any = type(optimizer).step
+    while hasattr(step, "__wrapped__"):
+        step = step.__wrapped__
+    return step
+
+
+def _profiler_is_on() -> bool:
+    return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
 def use_fused(optimizer: Optimizer) -> bool:
@@ -90,7 +129,8 @@ def use_fused(optimizer: Optimizer) -> bool:
     if type(optimizer) not in _FUSABLE or optimizer.state:
         return False
     defaults = optimizer.defaults
-    chosen = any(defaults.get(key) for key in ("fused", "foreach", "capturable", "differentiable"))
+    settings = [defaults, *optimizer.param_groups]
+    chosen = any(s.get(key) for s in settings for key in ("fused", "foreach", "capturable", "differentiable"))
     if chosen or defaults.get("fused") is False:  # the user decided
         return bool(defaults.get("fused"))
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -62,7 +62,11 @@ class JsonlTracker(Tracker):
             raise RuntimeError("start() comes before any other call")
         line = {"event": event["event"], "time": round(time.time(), 3), **event}
         line.update((name, value) for name, value in (metrics or {}).items() if name not in line)
-        self._file.write(json.dumps(_plain(line), allow_nan=False).encode() + b"\n")
+        try:  # plain finite numbers nearly always: the loop waits for this
+            text = json.dumps(line, allow_nan=False)
+        except (TypeError, ValueError):
+            text = json.dumps(_plain(line), allow_nan=False)
+        self._file.write(text.encode() + b"\n")
         self._file.flush()  # to the kernel: a killed process loses nothing, a killed machine the last seconds
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from distributed_training.data.base import Batch
-from distributed_training.strategies.base import StepResult
 from distributed_training.training.callbacks import Callback
 from distributed_training.training.guard import NonfiniteGuard
 from distributed_training.training.ledger import Ledger
@@ -27,7 +26,7 @@ class Loop:
         self.session, self.source, self.scheduler = session, session.source, session.scheduler
         self.step, self.schedule, self.ledger = step, schedule, ledger
         self.guard = NonfiniteGuard(config.training.max_nonfinite_steps, trainer.device)
-        self.meter = LossMeter(trainer.device)
+        self.meter = LossMeter()
         # Only callbacks that look at steps are asked at steps.
         self._watchers = [c for c in trainer.callbacks if type(c).on_step_end is not Callback.on_step_end]
         self._log_every, self._save_every = config.training.log_every, config.checkpoint.every_steps
@@ -55,7 +54,7 @@ class Loop:
             self.schedule.apply(epoch, step, steps)
             loss, result = self.step(batch, epoch, step)
             self.guard.update(result, batch, epoch, step)
-            self.meter.add(loss, batch, result)
+            self.meter.add(loss, batch.size, result.norm)
             self.ledger.record(epoch, step, batch.ids)
             if self.scheduler is not None:
                 self.scheduler.step()
@@ -79,41 +78,58 @@ class Loop:
         self.session.log(metrics)
 
 
-class LossMeter:
-    """Mean loss over samples since it was last read, summed on the device."""
+_PENDING = 1024
 
-    def __init__(self, device: torch.device) -> None:
-        self._sum = torch.zeros((), device=device)
+
+class LossMeter:
+    """Mean loss over samples since it was last read. Losses wait on the device and are read together."""
+
+    def __init__(self) -> None:
+        self._losses: list[torch.Tensor] = []
+        self._sizes: list[int] = []
+        self._sum, self._counted, self._samples = 0.0, 0, 0
         self._norm: torch.Tensor | None = None
-        self._samples = 0
         self._since = time.perf_counter()
 
-    def add(self, loss: torch.Tensor, batch: Batch, result: StepResult) -> None:
-        """Count a step. A step that was skipped has no loss worth averaging."""
-        if result.skipped is not True:
-            value = loss if result.skipped is False else torch.nan_to_num(loss, 0.0, 0.0, 0.0)
-            self._sum.add_(value, alpha=batch.size)
-            self._samples += batch.size
-        self._norm = result.norm
+    def add(self, loss: torch.Tensor, size: int, norm: torch.Tensor | None) -> None:
+        """Count a step."""
+        self._losses.append(loss)
+        self._sizes.append(size)
+        self._norm = norm
+        if len(self._losses) >= _PENDING:
+            self._collect()
 
     def read(self) -> dict[str, float]:
         """{train_loss, samples_per_second, grad_norm} since the last time."""
+        self._collect()
         now = time.perf_counter()
         metrics = {
-            "train_loss": float(self._sum) / self._samples if self._samples else float("nan"),
+            "train_loss": self._sum / self._counted if self._counted else float("nan"),
             "samples_per_second": self._samples / max(now - self._since, 1e-9),
         }
         if self._norm is not None:
             metrics["grad_norm"] = float(self._norm)
-        self._sum.zero_()
-        self._samples, self._since = 0, now
+        self._sum, self._counted, self._samples, self._since = 0.0, 0, 0, now
         return metrics
+
+    def _collect(self) -> None:
+        """Read what waits on the device. A step that was skipped, its loss not finite, has nothing worth averaging."""
+        if not self._losses:
+            return
+        values = torch.stack(self._losses).tolist()
+        for value, size in zip(values, self._sizes):
+            if math.isfinite(value):
+                self._sum += value * size
+                self._counted += size
+        self._samples += sum(self._sizes)
+        self._losses.clear()
+        self._sizes.clear()
 
     def state(self) -> dict[str, Any]:
         """What a resume needs to log the same loss as an uninterrupted run."""
-        return {"sum": self._sum, "samples": self._samples}
+        self._collect()
+        return {"sum": self._sum, "counted": self._counted, "samples": self._samples}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Take back what `state` gave."""
-        self._sum.copy_(state["sum"])
-        self._samples = state["samples"]
+        self._sum, self._counted, self._samples = state["sum"], state["counted"], state["samples"]

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 from distributed_training.data.augment import ImageTransform
 from distributed_training.data.base import Batch
 from distributed_training.data.nested import split_batch, to_device
-from distributed_training.data.plan import derive_key, extend_key
+from distributed_training.data.plan import derive_key
 from distributed_training.runtime.errors import DataError
 from distributed_training.runtime.seeds import seed_torch
 from distributed_training.strategies.base import StepResult, Strategy
 from distributed_training.training.forms import Forms
+
+_SEEDS = 2**63 - 1  # what torch takes as a seed
 
 
 class TrainStep:
@@ -33,7 +35,7 @@ class TrainStep:
         """(mean loss over the batch, what the update did); both stay on the device."""
         if epoch != self._epoch:
             self._epoch, self._epoch_key = epoch, derive_key(self._seed, epoch)
-        seed_torch(extend_key(self._epoch_key, step), self._strategy.device)
+        seed_torch(self._epoch_key + step & _SEEDS, self._strategy.device)
         data = self.place(batch, epoch, training=True)
         if self._parts == 1:
             with self._autocast:

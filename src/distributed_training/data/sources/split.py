@@ -19,7 +19,8 @@ class Subset(KeyedDataset):
         self.dataset = dataset
         self.ids = np.ascontiguousarray(ids, dtype=np.int64)
         self.num_classes = dataset.num_classes
-        self.classes: list[str] | None = getattr(dataset, "classes", None)
+        self.classes = dataset.classes
+        self.sample_bytes = dataset.sample_bytes
 
     def __len__(self) -> int:
         return len(self.ids)
