@@ -26,7 +26,9 @@ from distributed_training.data.torch_dataset import as_dataset
 from distributed_training.runtime.errors import DataError
 
 
-def as_source(data: Any, plan: Plan, *, every_sample: bool = False, deadline: float = 300.0) -> BatchSource:
+def as_source(
+    data: Any, plan: Plan, *, every_sample: bool = False, pin_memory: bool = False, deadline: float = 300.0
+) -> BatchSource:
     """A batch source from `data`, whose length replaces the plan's.
 
     A DataLoader's own batch size, order, workers and collation are kept. With `every_sample` each sample comes once in
@@ -50,7 +52,7 @@ def as_source(data: Any, plan: Plan, *, every_sample: bool = False, deadline: fl
     plan = replace(plan, samples=len(dataset))
     if every_sample:
         plan = replace(plan, batch_size=max(min(plan.batch_size, len(dataset)), 1), shuffle=False, drop_last=False)
-    return Loader(dataset, plan, deadline=deadline)
+    return Loader(dataset, plan, pin_memory=pin_memory, deadline=deadline)
 
 
 def replan(loader: DataLoader[Any], *, seed: int, deadline: float = 300.0) -> BatchSource:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import traceback
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from distributed_training.data.nested import map_tensors, split_every
 from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.runtime.errors import DataError
+
+logger = logging.getLogger(__name__)
 
 # Ids of so many steps are computed together, and samples that lie in memory are gathered for as many steps as fit into
 # a cache: a call's fixed cost is shared between them.
@@ -117,7 +120,8 @@ class Loader(BatchSource):
         try:
             for step, data in enumerate(self._workers, start):
                 if isinstance(data, _Failure):
-                    raise DataError(f"{data.message} (in a loader process, epoch {epoch}, step {step})\n{data.trace}")
+                    logger.debug("%s", data.trace)
+                    raise DataError(f"{data.message}; in a loader process, at epoch {epoch}, step {step}")
                 yield step, Batch(self.plan.ids(epoch, step), data)
         except RuntimeError as error:
             raise _worker_error(error, self._deadline) from error
@@ -156,7 +160,7 @@ class _Steps(TorchBase[Any]):
             return fetch(self._dataset, self._plan.ids(epoch, step), derive_key(self._plan.seed, epoch))
         except Exception as error:
             message = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
-            return _Failure(message, traceback.format_exc(limit=-4))
+            return _Failure(message, traceback.format_exc())
 
 
 def _ignore_signals(_: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -122,7 +123,13 @@ def _call(function: Callable[..., Any], *args: Any, what: str, **kwargs: Any) ->
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"{what}: {type(error).__name__}: {error}") from error
+        raise DataError(f"{what}: {type(error).__name__}: {error}{_place(error)}") from error
+
+
+def _place(error: Exception) -> str:
+    """Where in the user's code it was raised: what a person looks for in a traceback."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name})" if len(frames) > 1 else ""
 
 
 def _row(batch: Any, row: int) -> Any:

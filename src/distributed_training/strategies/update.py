@@ -36,15 +36,12 @@ class Update:
         parameters = self._parameters
         gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
         if self._scaler is not None:
-            result = self._scaled(gradients)
+            result = self._scaled(gradients, loss)
         else:
-            norm: Tensor | None = None
+            norm = self._clipped(gradients)
             watched: Tensor | float = loss
-            if self._clip:
-                norm = watched = self.total_norm(gradients)
-                self._scale_down(gradients, norm)
-            elif self._guard == "gradients":
-                watched = self.finite_sum(gradients)
+            if self._guard == "gradients":
+                watched = norm if norm is not None else self.finite_sum(gradients)
             result = self._guarded(norm, watched)
         for p in parameters:
             p.grad = None
@@ -90,23 +87,30 @@ class Update:
         with torch.no_grad():
             self._bare_step(optimizer)
 
-    def _scaled(self, gradients: list[Tensor]) -> StepResult:
-        assert self._scaler is not None
-        self._scaler.unscale_(self.optimizer)
-        norm = None
-        if self._clip:
-            norm = self.total_norm(gradients)
-            self._scale_down(gradients, norm)
-        found = self._scaler._found_inf_per_device(self.optimizer).values()
-        skipped = sum(found, torch.zeros(1, device=gradients[0].device)).clamp(max=1) if gradients else False
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        return StepResult(norm, skipped)
+    def _scaled(self, gradients: list[Tensor], loss: Tensor) -> StepResult:
+        scaler = self._scaler
+        assert scaler is not None
+        if not gradients:
+            return StepResult(None, False)
+        scaler.unscale_(self.optimizer)
+        norm = self._clipped(gradients)
+        found = torch.stack([flag.sum() for flag in scaler._found_inf_per_device(self.optimizer).values()]).sum()
+        # Overflows while the scaler looks for its scale are its normal work; below 1 there is nothing left to find.
+        scale = scaler._get_scale_async()
+        assert scale is not None
+        skipped = ((found > 0) & (scale < 1) | ~torch.isfinite(loss)).float()
+        scaler.step(self.optimizer)
+        scaler.update()
+        return StepResult(norm, bool(skipped) if self._on_cpu else skipped)
 
-    def _scale_down(self, gradients: list[Tensor], norm: Tensor) -> None:
-        assert self._clip is not None
+    def _clipped(self, gradients: list[Tensor]) -> Tensor | None:
+        """Scale the gradients down to the largest norm allowed; their norm before that."""
+        if self._clip is None:
+            return None
+        norm = self.total_norm(gradients)
         if gradients:
             torch._foreach_mul_(gradients, torch.clamp(self._clip / (norm + 1e-6), max=1.0))
+        return norm
 
 
 def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:

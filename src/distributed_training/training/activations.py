@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from distributed_training.models.base import _statistics_kept
 from distributed_training.runtime.errors import ModelError
 
 
@@ -44,7 +47,10 @@ def _recomputing(block: nn.Module, forward: Callable[..., Any]) -> Callable[...,
     def recomputed(*args: Any, **kwargs: Any) -> Any:
         if not block.training:
             return forward(*args, **kwargs)
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        if torch.compiler.is_compiling():  # the compiler recomputes without side effects, and takes no contexts
+            return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+        contexts = lambda: (contextlib.nullcontext(), _statistics_kept(block))  # noqa: E731
+        return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     recomputed.recomputed = True  # type: ignore[attr-defined]
     return recomputed

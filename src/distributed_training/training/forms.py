@@ -22,6 +22,8 @@ CRITERIA: dict[str, Criterion] = {
     "l1": F.l1_loss,
     "bce": F.binary_cross_entropy_with_logits,
 }
+_ELEMENTWISE = (F.mse_loss, F.l1_loss, F.binary_cross_entropy_with_logits)
+_NARROW_INTEGERS = (torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class Answer(NamedTuple):
@@ -79,18 +81,25 @@ class Forms:
         )
 
     def _criterion_loss(self, output: Tensor, targets: Any, need_loss: bool) -> Tensor | None:
-        if targets is None:
-            if need_loss:
-                raise ModelError(
-                    f"{self._name} returned a tensor, but the batch has no targets to compare it with; "
-                    "give batches of (inputs, targets) or return a dict with 'loss'"
-                )
+        if not need_loss:  # prediction: what stands where targets would be may be placeholders
             return None
+        if targets is None:
+            raise ModelError(
+                f"{self._name} returned a tensor, but the batch has no targets to compare it with; "
+                "give batches of (inputs, targets) or return a dict with 'loss'"
+            )
         criterion = self._criterion or _criterion_for(targets)
-        if criterion is F.cross_entropy and output.ndim == targets.ndim + 1 and output.ndim > 2:
-            output, targets = output.flatten(0, -2), targets.flatten()  # (batch, time, classes) of language models
-        elif criterion is F.mse_loss and output.ndim == targets.ndim + 1 and output.shape[-1] == 1:
-            output = output.squeeze(-1)  # (N, 1) against (N,) would broadcast to (N, N)
+        if criterion is F.cross_entropy:
+            if targets.dtype in _NARROW_INTEGERS:
+                targets = targets.long()
+            if output.ndim > 2 and output.shape[:-1] == targets.shape:
+                output, targets = output.flatten(0, -2), targets.flatten()  # (batch, time, classes) of language models
+        elif criterion in _ELEMENTWISE:
+            if targets.dtype == torch.float64 or not targets.is_floating_point():
+                # NumPy's default, which backward would refuse beside fp32.
+                targets = targets.to(torch.promote_types(output.dtype, torch.float32))
+            if output.ndim == targets.ndim + 1 and output.shape[-1] == 1:
+                output = output.squeeze(-1)  # (N, 1) against (N,) would broadcast to (N, N)
         return criterion(output, targets)
 
 

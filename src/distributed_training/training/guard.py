@@ -28,6 +28,8 @@ class NonfiniteGuard:
     def update(self, result: StepResult, batch: Batch, epoch: int, step: int) -> None:
         """Take note of a step."""
         skipped = result.skipped
+        if self._on_device is None:  # reading a tensor costs nothing here
+            skipped = bool(skipped)
         if skipped is False:
             self._streak = 0
         elif skipped is True:

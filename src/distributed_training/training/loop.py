@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,9 +43,10 @@ class Loop:
             self._epoch(cursor.epoch)
             if trainer.stopping:
                 break
-            session.end_epoch(cursor.epoch)
-            cursor.epoch, cursor.step = cursor.epoch + 1, 0
-            session.epoch_done()
+            with self.meter.paused():
+                session.end_epoch(cursor.epoch)
+                cursor.epoch, cursor.step = cursor.epoch + 1, 0
+                session.epoch_done()
 
     def _epoch(self, epoch: int) -> None:
         trainer, steps = self.session.trainer, self.source.steps_per_epoch
@@ -68,6 +71,8 @@ class Loop:
                 self.session.save()
             if trainer.stopping:
                 return
+        if self.meter.pending:
+            self.log(epoch, cursor.step - 1, steps)
 
     def log(self, epoch: int, step: int, steps: int | None) -> None:
         """Read the loss from the device and tell trackers and callbacks: the only wait for the device in the loop."""
@@ -91,6 +96,11 @@ class LossMeter:
         self._norm: torch.Tensor | None = None
         self._since = time.perf_counter()
 
+    @property
+    def pending(self) -> bool:
+        """Whether there are steps that were not read yet."""
+        return bool(self._losses or self._samples)
+
     def add(self, loss: torch.Tensor, size: int, norm: torch.Tensor | None) -> None:
         """Count a step."""
         self._losses.append(loss)
@@ -98,6 +108,13 @@ class LossMeter:
         self._norm = norm
         if len(self._losses) >= _PENDING:
             self._collect()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Validation and saving are not training: their time does not count in samples/s."""
+        before = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - before
 
     def read(self) -> dict[str, float]:
         """{train_loss, samples_per_second, grad_norm} since the last time."""

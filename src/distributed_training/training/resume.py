@@ -46,7 +46,7 @@ def _save_config(config: Config, run: RunDirectory) -> None:
 def _from_path(config: Config, path: Path, given: Path | None, model: str) -> Start:
     if not path.exists():
         raise CheckpointError(f"{path}: no such run or checkpoint")
-    start = find_checkpoint(path)
+    start = find_checkpoint(path.absolute())  # from inside a run, its folder is not in the path
     run = RunDirectory(start.path.parent.parent)
     newest = max(run.checkpoints.glob("step-*"), default=None)
     if given is None and run.config_file.exists() and newest == start.path:

@@ -43,9 +43,10 @@ class Schedule:
         """Set the rates for a step. The first step of a warm-up has one step's share, not zero."""
         if self._fixed:
             return
-        at = (
-            epoch + (step + (1 if epoch + step / (steps or 1) < self._warmup else 0)) / steps if steps else float(epoch)
-        )
+        if steps:
+            at = epoch + (step + (1 if epoch + step / steps < self._warmup else 0)) / steps
+        else:
+            at = float(epoch + (1 if epoch < self._warmup else 0))
         factor = self.factor(min(at, self._epochs))
         for group, peak in zip(self._optimizer.param_groups, self._peaks):
             group["lr"] = peak * factor

@@ -211,7 +211,8 @@ class Trainer:
     def _source(self, data: Any, *, training: bool) -> BatchSource:
         training_, data_ = self.config.training, self.config.data
         plan = Plan(0, training_.batch_size, training_.seed, data_.shuffle, data_.drop_last)
-        return as_source(data, plan, every_sample=not training, deadline=self.config.run.deadline)
+        pin = self.device.type == "cuda" if data_.pin_memory is None else data_.pin_memory
+        return as_source(data, plan, every_sample=not training, pin_memory=pin, deadline=self.config.run.deadline)
 
     def _place(self, batch: Batch) -> Any:
         data = to_device(batch.data, self.device) if self.device.type != "cpu" else batch.data
