@@ -25,14 +25,13 @@ GRACE = 5.0  # seconds that something just closed may take to be gone
 @pytest.fixture(scope="session", autouse=True)
 def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Temporary files go to a folder of this session, where leftovers can be seen."""
-    folder = tmp_path_factory.mktemp("temporary")
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
-    yield
-    tempfile.tempdir = None
-    os.environ.pop("TMPDIR")
-    if before is not None:
-        os.environ["TMPDIR"] = before
+    # torch sets the compiler's folder by itself when an optimizer first steps; set before, no test is blamed for it.
+    folders = {"TMPDIR": "temporary", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, name in folders.items():
+            patch.setenv(variable, str(tmp_path_factory.mktemp(name)))
+        patch.setattr(tempfile, "tempdir", os.environ["TMPDIR"])
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +54,8 @@ def _extra(before: dict, after: dict) -> dict:
 
 
 def _threads() -> dict:
-    return {thread.ident: thread.name for thread in threading.enumerate()}
+    kept_by_torch = ("InductorSubproc", "subproc_worker_timer", "tqdm_monitor", "Dummy-")  # the compiler's own
+    return {t.ident: t.name for t in threading.enumerate() if not t.name.startswith(kept_by_torch)}
 
 
 def _processes() -> dict:
@@ -71,7 +71,7 @@ def _processes() -> dict:
 
 
 def _environment() -> dict:
-    return {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
+    return {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST" and not k.startswith("KMP_")}
 
 
 def _files() -> dict:

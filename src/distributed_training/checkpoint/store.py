@@ -51,6 +51,7 @@ class CheckpointStore:
         """
         self.wait()
         description, tensors = take_apart(state)
+        metrics = dict(metrics)  # the caller's may change while this is written
         self._staging.copy(tensors)
         if self._config.background:
             self._start(lambda: self._write(description, step, epoch, metrics))

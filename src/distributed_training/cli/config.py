@@ -31,7 +31,9 @@ def explain(
     """
     from distributed_training.config.explain import explain as explain_config
 
-    rows = [row for row in explain_config(config_from(words)) if not changed or row.source != "default"]
+    rows = explain_config(config_from(words))
+    if changed:
+        rows = [row for row in rows if row.overrode and row.value != row.overrode[-1].value]
     if as_json:
         entries = [{**vars(row), "overrode": [vars(origin) for origin in row.overrode]} for row in rows]
         typer.echo(json.dumps(entries, indent=2))

@@ -37,23 +37,23 @@ def predict(
     show_logs()
     with load_trained(run, words, checkpoint) as (job, data, _):
         outputs = job.trainer.predict(data)
-        classifier, dataset = job.trainer.num_classes is not None, data.dataset
+        classes, dataset = job.trainer.num_classes, data.dataset
     if output is not None and output.suffix == ".npy":
         _write_npy(output, outputs)
     else:
-        _write_csv(output, _rows(outputs, classifier, dataset))
+        _write_csv(output, _rows(outputs, classes, dataset))
     if output is not None:
         typer.echo(f"{data.plan.samples} predictions in {output}")
 
 
-def _rows(outputs: Any, classifier: bool, dataset: Dataset) -> list[list[Any]]:
+def _rows(outputs: Any, classes: int | None, dataset: Dataset) -> list[list[Any]]:
     import torch
 
     from distributed_training.runtime.errors import ModelError
 
     if not isinstance(outputs, torch.Tensor):
         raise ModelError("the model's outputs are not one tensor a sample; use trainer.predict from Python")
-    if classifier and outputs.ndim == 2:
+    if outputs.ndim == 2 and outputs.shape[1] == classes and classes > 1:
         confidence, best = outputs.softmax(1).max(1)
         names = dataset.classes or [str(n) for n in range(outputs.shape[1])]
         rows = zip(range(len(best)), [names[b] for b in best.tolist()], [f"{c:.6f}" for c in confidence.tolist()])

@@ -22,7 +22,12 @@ RunPath = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, su
 
 def split_words(words: list[str] | None) -> tuple[str | None, list[str]]:
     """(config file or None, overrides). A first word without `=` is the file."""
+    from distributed_training.config import ConfigError
+    from distributed_training.config.config import known_keys
+
     words = words or []
+    if words and words[0] in known_keys():
+        raise ConfigError(f"command line: {words[0]} needs a value: {words[0]}=...")
     return (words[0], words[1:]) if words and "=" not in words[0] else (None, words)
 
 
@@ -38,9 +43,15 @@ def config_from(words: list[str] | None) -> Config:
 def config_of_run(run: RunDirectory, overrides: list[str] | None) -> Config:
     """The config of an existing run with settings changed."""
     from distributed_training.config.load import export_dotenv, load_config
+    from distributed_training.runtime.errors import RunDirectoryError
+    from distributed_training.runtime.run_directory import FROM_PYTHON
 
     export_dotenv()
-    run.load_config()  # says so if it is no run
+    if run.load_config().data.dataset == FROM_PYTHON:  # says so if it is no run at all
+        raise RunDirectoryError(
+            f"{run.path}: its data was given to a Trainer in Python; go on with it there: "
+            f"Trainer(..., run_dir={str(run.path)!r}).train(..., resume='auto')"
+        )
     return load_config(run.config_file, overrides or [])
 
 

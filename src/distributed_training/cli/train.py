@@ -44,7 +44,7 @@ def train(
     show_logs(verbose)
     with build_job(config) as job:
         result = job.train()
-    _say_goodbye(result)
+    _say_goodbye(result, config.training.epochs)
 
 
 def _config(words: list[str] | None, resume: str | None) -> Config:
@@ -68,7 +68,7 @@ def _config(words: list[str] | None, resume: str | None) -> Config:
     return config
 
 
-def _say_goodbye(result: TrainingResult) -> None:
+def _say_goodbye(result: TrainingResult, epochs: int) -> None:
     """The last lines: what came out, where it is, what to try next."""
     from distributed_training.bench.report import write_report
     from distributed_training.runtime.errors import MissingDependencyError
@@ -98,5 +98,5 @@ def _say_goodbye(result: TrainingResult) -> None:
     say("Try next:")
     say(f"  dtrain validate {result.run_dir}                      evaluate the best checkpoint")
     say(f"  dtrain predict {result.run_dir} --output out.csv      predict with it")
-    say(f"  dtrain train --resume {result.run_dir} training.epochs={result.epochs * 2}   train it longer")
+    say(f"  dtrain train --resume {result.run_dir} training.epochs={epochs * 2}   train it longer")
     say("  dtrain config init                       write a config.yaml for your own data and model")

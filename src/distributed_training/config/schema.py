@@ -6,6 +6,7 @@ Defaults are the embedded job: a digit classifier that trains in seconds on a la
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "model")
+        self.weights = os.path.expanduser(self.weights) if self.weights is not None else None
         at_least("model.num_classes", self.num_classes, 1)
 
 
@@ -145,6 +147,7 @@ class DataConfig:
         if isinstance(self.augment, dict):
             self.augment = AugmentConfig(**self.augment)
         check_types(self, "data")
+        self.root = os.path.expanduser(self.root)
         between("data.validation_fraction", self.validation_fraction, 0, 0.9)
         between("data.num_workers", self.num_workers, 0, 1024)
 
@@ -267,5 +270,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "run")
+        self.root = os.path.expanduser(self.root)
         at_least("run.threads", self.threads, 1)
         positive("run.deadline", self.deadline)

@@ -51,6 +51,7 @@ class Loader(BatchSource):
         self._num_workers, self._deadline = num_workers, deadline
         self._workers: DataLoader[Any] | None = None
         self._cursor = _Cursor(plan.steps_per_epoch)
+        self._turn: object = None
 
     @property
     def steps_per_epoch(self) -> int:
@@ -80,7 +81,7 @@ class Loader(BatchSource):
         if self._workers is not None and self._workers._iterator is not None:
             self._workers._iterator._shutdown_workers()  # type: ignore[attr-defined]
             self._workers._iterator = None
-        self._workers = None
+        self._workers = self._turn = None
 
     def _in_process(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
         size, key, step = self.plan.batch_size, derive_key(self.plan.seed, epoch), start
@@ -108,6 +109,7 @@ class Loader(BatchSource):
             self._workers = DataLoader(
                 _Steps(self.dataset, self.plan),
                 batch_size=None,  # an item is a whole batch already
+                collate_fn=_as_it_is,  # torch's own would make lists of tuples
                 sampler=self._cursor,
                 num_workers=self._num_workers,
                 persistent_workers=True,
@@ -117,12 +119,15 @@ class Loader(BatchSource):
                 generator=torch.Generator(),  # or it would draw from the training's own
             )
         self._cursor.epoch, self._cursor.start = epoch, start
+        turn = self._turn = object()
         try:
             for step, data in enumerate(self._workers, start):
                 if isinstance(data, _Failure):
                     logger.debug("%s", data.trace)
                     raise DataError(f"{data.message}; in a loader process, at epoch {epoch}, step {step}")
                 yield step, Batch(self.plan.ids(epoch, step), data)
+                if self._turn is not turn:  # a newer call reads from the workers now: its batches are not ours
+                    return
         except RuntimeError as error:
             raise _worker_error(error, self._deadline) from error
 
@@ -161,6 +166,10 @@ class _Steps(TorchBase[Any]):
         except Exception as error:
             message = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
             return _Failure(message, traceback.format_exc())
+
+
+def _as_it_is(data: Any) -> Any:
+    return data
 
 
 def _ignore_signals(_: int) -> None:

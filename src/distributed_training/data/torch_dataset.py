@@ -54,6 +54,7 @@ class TorchDataset(KeyedDataset):
         self.name = type(samples).__name__
         classes = getattr(samples, "classes", None)
         self.num_classes = len(classes) if classes is not None else None
+        self.classes = [str(name) for name in classes] if classes is not None else None
 
     def __len__(self) -> int:
         return len(self._samples) if self._index is None else len(self._index)
@@ -90,7 +91,7 @@ class PreprocessedDataset(KeyedDataset):
     def __init__(self, dataset: Dataset, function: Callable[..., Any], name: str = "preprocess") -> None:
         self._dataset, self._function, self.name = dataset, function, name
         self._wants_rng = "rng" in _parameters(function)
-        self.num_classes = dataset.num_classes
+        self.num_classes, self.classes = dataset.num_classes, dataset.classes
 
     def __len__(self) -> int:
         return len(self._dataset)

@@ -16,6 +16,10 @@ from distributed_training.runtime.errors import DistributedTrainingError, RunDir
 logger = logging.getLogger(__name__)
 
 
+FROM_PYTHON = "(given in Python)"
+"""`data.dataset` of a run whose data was handed to a Trainer: only the program that made it can make it again."""
+
+
 @dataclass(frozen=True)
 class RunDirectory:
     """The paths inside a run's folder."""
@@ -83,12 +87,19 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
                 continue
 
 
-def create_run_directory(config: Config, given: Path | None = None, model: str = "") -> RunDirectory:
-    """Make the folder for a new run and put its config there. An existing run is never overwritten."""
+def create_run_directory(
+    config: Config, given: Path | None = None, model: str = "", beside: RunDirectory | None = None
+) -> RunDirectory:
+    """Make the folder for a new run and put its config there. An existing run is never overwritten.
+
+    The new run has the folder `given`, or the name in the config, or one made of model and time. With `beside`, a name
+    taken over from that run gets a number.
+    """
     root = Path(config.run.root)
     name = config.run.name or f"{(model or config.model.name).lower()}-{datetime.now():%Y%m%d-%H%M%S}"
     path = given or root / name
-    if given is None and config.run.name is None:  # two runs in one second
+    inherited = beside is not None and path.resolve() == beside.path.resolve()
+    if given is None and (config.run.name is None or inherited):  # two runs in one second, or a fork
         tries = (root / f"{name}-{n}" for n in range(2, 1000))
         while path.exists():
             path = next(tries)
@@ -120,6 +131,7 @@ def newest_run(config: Config, any_job: bool = False) -> RunDirectory | None:
         except DistributedTrainingError as error:  # of another version, or cut off by a crash: no reason to stop here
             logger.warning("%s: left out of the search for a run to resume: %s", run.path, error)
             continue
-        if any_job or (saved.model == config.model and saved.data.dataset == config.data.dataset):
+        same_job = saved.model == config.model and saved.data.dataset == config.data.dataset
+        if saved.data.dataset != FROM_PYTHON if any_job else same_job:
             return run
     return None

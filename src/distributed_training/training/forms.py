@@ -35,6 +35,8 @@ class Answer(NamedTuple):
     """Logits, predictions or the model's whole output."""
     targets: Any
     """What the output is compared with, where the batch holds it."""
+    name: str = "output"
+    """What the model called its output."""
 
 
 class Forms:
@@ -66,11 +68,12 @@ class Forms:
     def _unpack(self, output: Any, targets: Any, need_loss: bool) -> Answer:
         found = output.get if isinstance(output, Mapping) else lambda key: getattr(output, key, None)
         loss = found("loss")
-        main = next((found(key) for key in _OUTPUT_KEYS if found(key) is not None), None)
+        key = next((key for key in _OUTPUT_KEYS if found(key) is not None), "")
+        main = found(key) if key else None
         if isinstance(loss, Tensor):
             if loss.ndim:
                 raise ModelError(f"{self._name} returned a loss of shape {tuple(loss.shape)}; it must be one number")
-            return Answer(loss, output if main is None else main, targets)
+            return Answer(loss, output if main is None else main, targets, key)
         if isinstance(main, Tensor):
             return Answer(self._criterion_loss(main, targets, need_loss), main, targets)
         if not need_loss:
@@ -120,6 +123,7 @@ def is_classification(answer: Answer) -> bool:
     output, targets = answer.output, answer.targets
     return (
         isinstance(output, Tensor)
+        and answer.name != "reconstruction"  # of the input: it says nothing about labels that lie beside it
         and isinstance(targets, Tensor)
         and targets.dtype in (torch.int64, torch.int32, torch.uint8, torch.int16)
         and output.ndim == targets.ndim + 1

@@ -54,6 +54,7 @@ def build_job(config: Config, run_dir: str | Path | bool | None = None) -> Job:
     seed_everything(config.training.seed)  # the weights are a function of the seed, whatever was loaded before
     model = build_model(config.model, num_classes=train.num_classes, input_shape=shape)
     trainer = Trainer(model, config=config, run_dir=run_dir)
+    trainer.from_config = True
     if trainer.num_classes is None:
         trainer.num_classes = train.num_classes
     return Job(trainer, make_loader(train, config, training=True), _validation_loader(validation, config))

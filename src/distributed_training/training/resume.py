@@ -34,13 +34,7 @@ def find_start(config: Config, run_dir: str | Path | bool | None, resume: str, m
         return create_run_directory(config, given, model), None
     if start is None:
         logger.warning("%s: no usable checkpoint: starting anew there", run.path)
-    _save_config(config, run)
     return run, start
-
-
-def _save_config(config: Config, run: RunDirectory) -> None:
-    """The settings the run goes on with. That it was resumed is an event, not a setting."""
-    config.replace(**{"checkpoint.resume": "never"}).save(run.config_file)
 
 
 def _from_path(config: Config, path: Path, given: Path | None, model: str) -> Start:
@@ -48,12 +42,11 @@ def _from_path(config: Config, path: Path, given: Path | None, model: str) -> St
         raise CheckpointError(f"{path}: no such run or checkpoint")
     start = find_checkpoint(path.absolute())  # from inside a run, its folder is not in the path
     run = RunDirectory(start.path.parent.parent)
-    newest = max(run.checkpoints.glob("step-*"), default=None)
-    if given is None and run.config_file.exists() and newest == start.path:
-        _save_config(config, run)
+    newest = CheckpointStore(run.checkpoints, config.checkpoint).newest_good() if run.config_file.exists() else None
+    if newest is not None and newest.path == start.path and given in (None, run.path):
         return run, start
     # The run has gone on past this checkpoint (or is not a run of ours): its later part is not to be mixed with ours.
-    fork = create_run_directory(config, given, model)
+    fork = create_run_directory(config, given, model, beside=run)
     logger.info("starting from %s in a new run directory: %s", start.path, fork.path)
     return fork, start
 

@@ -51,6 +51,12 @@ class Schedule:
         for group, peak in zip(self._optimizer.param_groups, self._peaks):
             group["lr"] = peak * factor
 
+    def reset(self) -> None:
+        """Put the peak rates back, for the next training with the same optimizer to start from."""
+        if not self._fixed:
+            for group, peak in zip(self._optimizer.param_groups, self._peaks):
+                group["lr"] = peak
+
     @property
     def lr(self) -> float:
         """The rate of the first group now."""

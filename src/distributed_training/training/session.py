@@ -39,7 +39,7 @@ class Session:
     def __init__(
         self, trainer: Trainer, source: BatchSource, validation: BatchSource | None, scheduler: Any, resume: str
     ) -> None:
-        config = trainer.config
+        config = self.config = trainer.recorded_config(source)
         self.trainer, self.source, self.validation, self.scheduler = trainer, source, validation, scheduler
         trainer.cursor, trainer.last_metrics = Cursor(), {}
         if config.training.warmup_epochs > trainer.epochs:
@@ -58,6 +58,7 @@ class Session:
         self.signals = StopSignals()
         self._progress = make_progress(config.run.progress)
         self._saved_step = -1
+        self._warned = False
 
     def run(self) -> TrainingResult:
         """Train, and leave everything closed and reported whatever happens."""
@@ -71,6 +72,7 @@ class Session:
                 ledger = stack.enter_context(Ledger(self.run_dir.ledger_file if self.run_dir else None))
                 stack.enter_context(self.signals)
                 self.loop = self._make_loop(ledger)
+                stack.callback(self.loop.schedule.reset)
                 self._begin(ledger)
                 trainer.model.train()
                 self.loop.run()
@@ -119,8 +121,15 @@ class Session:
             )
             metrics = {f"val_{name}": value for name, value in values.items()}
             self.log({**metrics, "epoch": float(epoch + 1)})
+            self._check_monitor(metrics)
             trainer.notify("on_validation_end", metrics)
         trainer.notify("on_epoch_end", epoch)
+
+    def _check_monitor(self, metrics: Mapping[str, float]) -> None:
+        monitor, known = self.config.checkpoint.monitor, ", ".join(metrics)
+        if self.config.checkpoint.keep_best and monitor not in metrics and not self._warned:
+            self._warned = True
+            logger.warning("checkpoint.monitor=%s is not among %s: no checkpoint will count as best", monitor, known)
 
     def epoch_done(self) -> None:
         """The checkpoint of an epoch, with the cursor already at the next one."""
@@ -142,20 +151,27 @@ class Session:
         trainer = self.trainer
         if self.start is not None and self.store is not None:
             self._load(self.store.load(self.start))
+            self._announce(self.start)
             ledger.resumed(trainer.cursor.epoch, trainer.cursor.step)
             self._saved_step = trainer.cursor.global_step
-            logger.info("resumed from %s", self.start.path)
         if self.run_dir is not None:
             parameters = sum(p.numel() for p in trainer.model.parameters())
             facts = {"model": type(trainer.model).__name__, "parameters": parameters, "strategy": trainer.strategy.name}
             resumed = trainer.cursor.global_step if self.start is not None else None
-            config = trainer.config.to_dict()
-            self.trackers.start(
-                RunInfo(self.run_dir.name, self.run_dir.path, config, resumed, facts | machine_facts(trainer.device))
-            )
+            facts |= machine_facts(trainer.device)
+            self.trackers.start(RunInfo(self.run_dir.name, self.run_dir.path, self.config.to_dict(), resumed, facts))
         if self.store is not None:
             self.store.prepare(self._state())
         trainer.notify("on_train_start")
+
+    def _announce(self, start: CheckpointInfo) -> None:
+        trainer = self.trainer
+        if trainer.cursor.epoch >= trainer.epochs:
+            logger.warning("%s is complete at epoch %d: raise training.epochs to go on", start.path, trainer.epochs)
+            return
+        logger.info("resumed from %s", start.path)
+        if self.run_dir is not None:  # what the run goes on with; that it was resumed is an event, not a setting
+            self.config.replace(**{"checkpoint.resume": "never"}).save(self.run_dir.config_file)
 
     def _end(self) -> str:
         trainer = self.trainer
@@ -209,7 +225,7 @@ class Session:
             "generators": generators_state(),
             "callbacks": {f"{i}-{type(c).__name__}": c.state() for i, c in enumerate(trainer.callbacks) if c.state()},
             "source": self.source.describe(),
-            "config": trainer.config.to_dict(),
+            "config": self.config.to_dict(),
         }
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
@@ -218,7 +234,7 @@ class Session:
     def _load(self, state: Mapping[str, Any]) -> None:
         trainer = self.trainer
         assert self.start is not None
-        check_same_training(state, self.source.describe(), trainer.config, self.start.path)
+        check_same_training(state, self.source.describe(), self.config, self.start.path)
         trainer.strategy.load_state(state)
         trainer.cursor = Cursor(**state["cursor"])
         trainer.last_metrics = dict(state["metrics"])

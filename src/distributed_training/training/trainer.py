@@ -13,11 +13,12 @@ from torch.optim import Optimizer
 
 from distributed_training.checkpoint import find_checkpoint, read_state
 from distributed_training.config import Config
-from distributed_training.data import ImageTransform, Plan, as_source
+from distributed_training.data import ImageTransform, Loader, Plan, as_source
 from distributed_training.data.base import Batch, BatchSource
 from distributed_training.data.nested import to_device
 from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.process import prepare_process
+from distributed_training.runtime.run_directory import FROM_PYTHON
 from distributed_training.strategies import StepSettings, make_strategy
 from distributed_training.training import evaluation
 from distributed_training.training.activations import enable_gradient_checkpointing
@@ -77,6 +78,8 @@ class Trainer:
         self._forms = Forms(model, criterion, config.training.loss)
         self._transform = ImageTransform(config.data.augment, config.training.seed)
         self._compiled: nn.Module | None = None
+        self.from_config = False
+        """Whether model and data were made from the config, so that the command line can make them again."""
         self.num_classes = getattr(model, "num_classes", None) or config.model.num_classes
         self.cursor = Cursor()
         self.epochs = config.training.epochs
@@ -107,7 +110,7 @@ class Trainer:
         """
         from distributed_training.training.session import Session
 
-        self.epochs = epochs or self.config.training.epochs
+        self.epochs = self.config.training.epochs if epochs is None else epochs
         self._stop_reason = ""
         self._setup()
         source = self._source(train_loader, training=True)
@@ -185,6 +188,18 @@ class Trainer:
         if self._session is not None and self._session.signals.received is not None:
             return str(self._session.signals.received.name)
         return self._stop_reason
+
+    def recorded_config(self, source: BatchSource) -> Config:
+        """The config that is true of this training: what was given in Python takes the place of what it says."""
+        given: dict[str, Any] = {"training.epochs": self.epochs}
+        if not self.from_config:
+            kind = type(self.model)
+            given |= {"model.target": f"{kind.__module__}:{kind.__qualname__}", "data.dataset": FROM_PYTHON}
+            if isinstance(source, Loader):
+                size = source.plan.batch_size
+                given["training.batch_size"] = size
+                given["training.gradient_accumulation"] = min(self.config.training.gradient_accumulation, size)
+        return self.config.replace(**given)
 
     def notify(self, event: str, *args: Any) -> None:
         """Call a method of every callback."""
