@@ -307,11 +307,11 @@ def main() -> None:
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
     machine = report["machine"]
+    where = f"`python benchmarks/foundation.py`: {machine['cpu_cores']} cores, torch {machine['torch']}."
     lines = [
         "# Single-device core",
         "",
-        f"`python benchmarks/foundation.py`: {machine['cpu_cores']} cores, Python {machine['python']}, "
-        f"torch {machine['torch']}.",
+        where,
         "Variants take turns in one run. Figures are medians; ratios and differences are taken round by round.",
         "Spread is the distance of the quartiles as a share of the median.",
     ]

@@ -72,6 +72,11 @@ def assert_same(one: list[tuple[int, Batch]], other: list[tuple[int, Batch]]) ->
         assert_equal(a.data, b.data)
 
 
+def both_at_work(batches: Iterator[tuple[int, Batch]]) -> list[tuple[int, Batch]]:
+    """A batch of each of two workers. One that is ended before its first batch is out leaves a temporary folder."""
+    return [next(batches), next(batches)]
+
+
 def children() -> int:
     return len(psutil.Process().children())
 
@@ -203,7 +208,7 @@ class TestResume:
     def test_an_iteration_ends_when_the_loader_is_closed(self) -> None:
         loader = noisy(workers=2)
         batches = loader.batches(0)
-        next(batches)
+        both_at_work(batches)
         loader.close()
         assert list(batches) == []
 
@@ -224,7 +229,8 @@ class TestProcesses:
 
     def test_closing_in_the_middle_ends_the_workers(self) -> None:
         loader = noisy(workers=2)
-        next(loader.batches(0))
+        batches = loader.batches(0)
+        both_at_work(batches)
         assert children() == 2
         loader.close()
         assert children() == 0
@@ -239,7 +245,7 @@ class TestProcesses:
     def test_ctrl_c_does_not_reach_the_workers(self) -> None:
         with closing(noisy(workers=2)) as loader:
             batches = loader.batches(0)
-            seen = [next(batches), next(batches)]  # one of each worker: both are past their start
+            seen = both_at_work(batches)
             for child in psutil.Process().children():
                 os.kill(child.pid, signal.SIGINT)
             assert_same(list(noisy().batches(0)), seen + list(batches))
@@ -302,6 +308,7 @@ class TestTrouble:
     def test_a_killed_worker_is_noticed_at_once(self) -> None:
         def die() -> None:
             assert os.getpid() != MAIN
+            time.sleep(0.3)  # the other worker is at work by then
             os.kill(os.getpid(), signal.SIGKILL)
 
         with closing(faulty(die, workers=2)) as loader:

@@ -6,11 +6,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
-
-from distributed_training.runtime.errors import ConfigError
-from distributed_training.strategies import StepSettings, Strategy, make_strategy
-from distributed_training.strategies.single import SingleDevice
 from tests.contract.strategy import (
     OPTIMIZERS,
     Factory,
@@ -23,6 +18,11 @@ from tests.contract.strategy import (
     train_step,
     was_skipped,
 )
+from torch import nn
+
+from distributed_training.runtime.errors import ConfigError
+from distributed_training.strategies import StepSettings, Strategy, make_strategy
+from distributed_training.strategies.single import SingleDevice
 
 CPU = torch.device("cpu")
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.training.examples import config, loader, model, trainer
 
 from distributed_training.config import EarlyStoppingConfig
 from distributed_training.training import Callback, EarlyStopping, Trainer
-from tests.training.examples import config, loader, model, trainer
 
 
 class Diary(Callback):

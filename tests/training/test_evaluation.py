@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.training.examples import CLASSES, FEATURES, config, data, loader, model, trainer
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
@@ -15,7 +16,6 @@ from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 from distributed_training.data.base import Batch, BatchSource
 from distributed_training.runtime.errors import DataError, ModelError
 from distributed_training.training import Trainer
-from tests.training.examples import CLASSES, FEATURES, config, data, loader, model, trainer
 
 
 def test_the_loss_is_the_mean_over_samples_not_over_batches() -> None:

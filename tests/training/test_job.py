@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.training.examples import assert_same_weights, events
 
 from distributed_training.config import Config
 from distributed_training.data import Loader
 from distributed_training.training.job import build_job, make_loader, sample_shape
-from tests.training.examples import assert_same_weights, events
 
 CURVE = Path(__file__).parent / "losses" / "digits_mlp.json"
 

@@ -74,9 +74,13 @@ def test_lines_reach_the_file_by_themselves_after_a_while(tmp_path: Path) -> Non
 
 
 def test_an_error_still_leaves_all_lines(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), Ledger(tmp_path / "l") as ledger:
-        ledger.record(0, 0, np.array([1]))
-        raise RuntimeError
+    def fail() -> None:
+        with Ledger(tmp_path / "l") as ledger:
+            ledger.record(0, 0, np.array([1]))
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert len(lines(tmp_path / "l")) == 1
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.training.examples import Losses, config, events, loader, model, trainer
 
 from distributed_training.training import Callback, Trainer
 from distributed_training.training.loop import LossMeter
-from tests.training.examples import Losses, config, events, loader, model, trainer
 
 
 def logged(run_dir: Path | None, key: str) -> list[tuple[int, float]]:

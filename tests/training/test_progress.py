@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
+from tests.training.examples import loader, trainer
 
 from distributed_training.training import progress
 from distributed_training.training.progress import BarProgress, PlainProgress, figures, make_progress
-from tests.training.examples import loader, trainer
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,10 @@ def test_plain_lines_go_to_standard_error_one_an_epoch(capsys: pytest.CaptureFix
     said = capsys.readouterr()
     assert said.out == ""
     first, second = said.err.splitlines()
-    pattern = r"epoch {}/2  loss \d\.\d{{4}}  val_loss \d\.\d{{4}}  val_accuracy \d\.\d{{4}}  [\d,]+ samples/s  ETA \d:\d\d:\d\d"
+    number = r"\d\.\d{{4}}"
+    pattern = (
+        rf"epoch {{}}/2  loss {number}  val_loss {number}  val_accuracy {number}  [\d,]+ samples/s  ETA \d:\d\d:\d\d"
+    )
     assert re.fullmatch(pattern.format(1), first)
     assert re.fullmatch(pattern.format(2), second)
 

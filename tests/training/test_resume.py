@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.training.examples import StopAt, config, loader, model
 
 from distributed_training.runtime.errors import CheckpointError, RunDirectoryError
 from distributed_training.training import Callback, Trainer, TrainingResult
-from tests.training.examples import StopAt, config, loader, model
 
 
 def run(

@@ -14,11 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.utils.data import DataLoader
-
-from distributed_training.checkpoint import find_checkpoint, read_state
-from distributed_training.training import Trainer
 from tests.training.examples import (
     Losses,
     NoisyImages,
@@ -30,6 +25,11 @@ from tests.training.examples import (
     loader,
     model,
 )
+from torch import nn
+from torch.utils.data import DataLoader
+
+from distributed_training.checkpoint import find_checkpoint, read_state
+from distributed_training.training import Trainer
 
 Setup = Callable[[], tuple[nn.Module, Any, dict[str, Any]]]
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.training.examples import FEATURES, Losses, assert_same_weights, data, loader, model, trainer
 from torch import nn
 
 from distributed_training.data.base import Batch
 from distributed_training.runtime.errors import DataError
 from distributed_training.training.step import check_labels
-from tests.training.examples import FEATURES, Losses, assert_same_weights, data, loader, model, trainer
 
 
 @pytest.mark.parametrize("label", [3, 17, -1])

@@ -95,6 +95,7 @@ class LossMeter:
         self._sum, self._counted, self._samples = 0.0, 0, 0
         self._norm: torch.Tensor | None = None
         self._since = time.perf_counter()
+        self._all_samples, self._all_seconds = 0, 0.0
 
     @property
     def pending(self) -> bool:
@@ -120,6 +121,8 @@ class LossMeter:
         """{train_loss, samples_per_second, grad_norm} since the last time."""
         self._collect()
         now = time.perf_counter()
+        self._all_samples += self._samples
+        self._all_seconds += now - self._since
         metrics = {
             "train_loss": self._sum / self._counted if self._counted else float("nan"),
             "samples_per_second": self._samples / max(now - self._since, 1e-9),
@@ -128,6 +131,11 @@ class LossMeter:
             metrics["grad_norm"] = float(self._norm)
         self._sum, self._counted, self._samples, self._since = 0.0, 0, 0, now
         return metrics
+
+    @property
+    def samples_per_second(self) -> float:
+        """Over all that was read since training (re)started."""
+        return self._all_samples / max(self._all_seconds, 1e-9)
 
     def _collect(self) -> None:
         """Read what waits on the device. A step that was skipped, its loss not finite, has nothing worth averaging."""

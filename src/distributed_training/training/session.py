@@ -57,6 +57,7 @@ class Session:
         )
         self.signals = StopSignals()
         self._progress = make_progress(config.run.progress)
+        self.loop: Loop  # made when the run begins
         self._saved_step = -1
         self._warned = False
 
@@ -195,7 +196,10 @@ class Session:
         try:
             trainer.notify("on_train_end", status)
         finally:
-            self.trackers.finish(status, {**trainer.last_metrics, "seconds": time.perf_counter() - began})
+            summary = {**trainer.last_metrics, "seconds": time.perf_counter() - began}
+            if hasattr(self, "loop"):
+                summary["samples_per_second"] = self.loop.meter.samples_per_second
+            self.trackers.finish(status, summary)
 
     def _result(self, status: str, began: float) -> TrainingResult:
         trainer = self.trainer
