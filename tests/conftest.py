@@ -6,6 +6,7 @@ import os
 
 # Before torch is imported anywhere: two cores, and some tests start processes of their own.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["GOMP_SPINCOUNT"] = "1000"  # as the command line sets it
 os.environ["WANDB_ERROR_REPORTING"] = "false"  # its telemetry threads outlive the run
 
 import tempfile

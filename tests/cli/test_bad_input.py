@@ -40,6 +40,7 @@ CASES = {
     "unknown key in file": (["train", "typo.yaml"], 2, "typo.yaml: unknown setting training.epoch; did you mean"),
     "wrong type": (["train", "training.epochs=two"], 2, "training.epochs='two' must be a whole number"),
     "impossible value": (["train", "training.lr=-1"], 2, "training.lr=-1.0 must be greater than 0"),
+    "forgotten value": (["train", "training.lr"], 2, "training.lr needs a value"),
     "not key=value": (["train", "a.yaml", "b.yaml"], 2, ""),
     "unknown model": (["train", "model=resnet19"], 2, "did you mean resnet18?"),
     "unknown strategy": (["train", "strategy=singel"], 2, "strategy='singel' is unknown"),

@@ -129,6 +129,49 @@ def test_predict_with_a_csv_dataset_uses_names_of_classes_and_without_classes_gi
     assert set(rows[0]) == {"sample", "output_0"}
 
 
+def test_a_damaged_best_checkpoint_is_passed_over(dtrain: Callable) -> None:
+    dtrain("train", *SHORT, "checkpoint.keep=2")
+    best = max(Path("runs/short/checkpoints").glob("step-*"))
+    (best / "state.safetensors").write_bytes(b"damaged")
+    outcome = dtrain("validate", "runs/short")
+    assert outcome.code == 0
+    assert "the best checkpoint is passed over" in outcome.err
+    assert "step-0000000023" in outcome.out
+    for state in Path("runs/short/checkpoints").glob("*/state.safetensors"):
+        state.write_bytes(b"damaged")
+    assert "no usable checkpoint" in dtrain("validate", "runs/short").err
+
+
+def test_validate_says_when_there_is_no_held_out_data(dtrain: Callable) -> None:
+    outcome = dtrain("train", *SHORT, "data.validation_fraction=0", "training.epochs=1")
+    assert "held-out" not in outcome.out
+    outcome = dtrain("validate", "runs/short")
+    assert "no held-out data" in outcome.err
+    assert "1797 samples" in outcome.out
+
+
+def test_a_run_made_in_python_is_continued_in_python(dtrain: Callable) -> None:
+    import torch
+
+    from distributed_training import Config, Trainer
+
+    config = Config().replace(**{"run.progress": "off", "run.name": "mine"})
+    Trainer(torch.nn.Linear(3, 2), config=config).train((torch.randn(64, 3), torch.randint(0, 2, (64,))), epochs=1)
+    assert RunDirectory(Path("runs/mine")).load_config().model.target == "torch.nn.modules.linear:Linear"
+    outcome = dtrain("validate", "runs/mine")
+    assert outcome.code == 4
+    assert "Trainer(..., run_dir='runs/mine').train(..., resume='auto')" in outcome.err
+    dtrain("train", *SHORT)
+    again = dtrain("train", "--resume", "auto")  # not the run of another program, even if it is newer
+    assert "runs/short" in again.out
+
+
+def test_a_metric_to_monitor_that_does_not_exist_is_said_once(dtrain: Callable) -> None:
+    outcome = dtrain("train", *SHORT, "checkpoint.monitor=val_acc")
+    assert outcome.code == 0
+    assert outcome.err.count("checkpoint.monitor=val_acc is not among val_loss, val_accuracy") == 1
+
+
 def test_report_prints_the_page(dtrain: Callable) -> None:
     dtrain("train", *SHORT)
     assert dtrain("report", "runs/short").out.strip() == "runs/short/report/index.html"

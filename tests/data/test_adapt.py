@@ -207,3 +207,25 @@ class TestEverySample:
 
     def test_a_stream_stays_as_it_is(self) -> None:
         assert isinstance(as_source([torch.zeros(2)], PLAN, every_sample=True), StreamSource)
+
+
+def test_an_iterable_dataset_by_itself_is_batched() -> None:
+    source = as_source(Stream(), Plan(0, 4))
+    assert isinstance(source, StreamSource)
+    first = next(iter(source.batches(0)))[1]
+    assert first.size == 4
+
+
+def test_a_class_with_length_and_items_is_a_dataset() -> None:
+    class Squares:
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> int:
+            return index * index
+
+        def __iter__(self) -> object:
+            raise AssertionError("must be read by number")
+
+    source = as_source(Squares(), Plan(0, 3, shuffle=False))
+    assert [batch.data.tolist() for _, batch in source.batches(0)] == [[0, 1, 4], [9, 16, 25]]

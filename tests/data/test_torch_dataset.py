@@ -309,8 +309,22 @@ class TestPreprocessing:
         assert PreprocessedDataset(ArrayDataset(torch.arange(3)), max).fetch  # max() has no signature
         assert PreprocessedDataset(ArrayDataset(torch.tensor([[3, 4]])), max).fetch(ids(0)).tolist() == [4]
 
-    def test_fingerprint_is_of_the_data_below(self) -> None:
-        assert PreprocessedDataset(self.base(), negate).fingerprint() == self.base().fingerprint()
+    def test_fingerprint_is_of_the_data_below_and_the_name_of_the_function(self) -> None:
+        one, same = (PreprocessedDataset(self.base(), negate, name="my:negate") for _ in range(2))
+        other = PreprocessedDataset(self.base(), negate, name="my:other")
+        assert one.fingerprint() == same.fingerprint()
+        assert len({one.fingerprint(), other.fingerprint(), self.base().fingerprint()}) == 3
+
+    def test_what_it_draws_has_nothing_to_do_with_what_the_dataset_drew(self) -> None:
+        class Noise(torch.utils.data.Dataset):
+            def __len__(self) -> int:
+                return 3
+
+            def __getitem__(self, index: int) -> torch.Tensor:
+                return torch.rand(4)
+
+        drawn = PreprocessedDataset(as_dataset(Noise()), lambda s: torch.stack([s, torch.rand(4)])).fetch(ids(0, 1))
+        assert not torch.equal(drawn[:, 0], drawn[:, 1])
 
 
 def test_fetch_gives_the_key_only_to_those_that_use_it() -> None:

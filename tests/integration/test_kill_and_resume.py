@@ -53,30 +53,40 @@ def losses(run: str) -> dict[int, float]:
     return {event["step"]: event["train_loss"] for event in events if event["event"] == "metrics" and "lr" in event}
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_killed_and_resumed_equals_undisturbed(in_tmp: Path, workers: int) -> None:
-    data = f"data.num_workers={workers}"
-    assert train(-1, data, "run.name=whole") == 0
-    # Before the first checkpoint, in the first epoch, right after a resume, at the end of an epoch, in the last one.
-    for step in (5, 12, 15, 46, 60) if workers == 0 else (12, 46):
-        assert train(step, data, "run.name=killed", "checkpoint.resume=auto") == -signal.SIGKILL
-    assert train(-1, data, "run.name=killed", "checkpoint.resume=auto") == 0
-    whole, killed = last_state("whole"), last_state("killed")
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, dict[int, float]]:
+    """Final state and losses of the run that nobody killed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("undisturbed"))
+        assert train(-1, "run.name=whole") == 0
+        return last_state("whole"), losses("whole")
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        # (step, loader processes): before the first checkpoint, and at the last step of an epoch.
+        [(5, 0), (46, 0)],
+        # With another number of workers each time: in the first epoch, in the second, and to the end.
+        [(12, 2), (30, 0)],
+    ],
+    ids=["one process", "workers"],
+)
+def test_killed_and_resumed_equals_undisturbed(
+    in_tmp: Path, undisturbed: tuple[dict, dict[int, float]], kills: list[tuple[int, int]]
+) -> None:
+    for step, workers in kills:
+        settings = ("run.name=killed", "checkpoint.resume=auto", f"data.num_workers={workers}")
+        assert train(step, *settings) == -signal.SIGKILL
+    assert train(-1, "run.name=killed", "checkpoint.resume=auto", f"data.num_workers={kills[0][1]}") == 0
+    whole, killed = undisturbed[0], last_state("killed")
     assert whole["cursor"] == killed["cursor"] == {"epoch": 3, "step": 0, "global_step": 69}
     for name, tensor in whole["model"].items():
         assert torch.equal(tensor, killed["model"][name]), name
     for name, moments in whole["optimizer"]["state"].items():
         for key, tensor in moments.items():
             assert torch.equal(tensor, killed["optimizer"]["state"][name][key]), (name, key)
-    assert losses("whole") == losses("killed")
-
-
-def test_another_number_of_workers_goes_on_with_the_same_training(in_tmp: Path) -> None:
-    assert train(-1, "run.name=whole") == 0
-    assert train(30, "run.name=killed", "data.num_workers=2") == -signal.SIGKILL
-    assert train(-1, "run.name=killed", "checkpoint.resume=auto") == 0
-    whole, killed = last_state("whole"), last_state("killed")
-    assert all(torch.equal(tensor, killed["model"][name]) for name, tensor in whole["model"].items())
+    assert undisturbed[1] == losses("killed")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -92,6 +102,8 @@ def test_a_signal_saves_at_the_next_step_and_says_how_to_go_on(in_tmp: Path, num
     assert process.returncode == code
     assert "everything is saved" in out
     assert "dtrain train --resume runs/long" in out
+    if number == signal.SIGTERM:
+        return
     saved = last_state("long")["cursor"]
     again = [*command[:4], "--resume", "runs/long", f"training.epochs={saved['epoch'] + 1}", "run.progress=off"]
     done = subprocess.run(again, capture_output=True, text=True, timeout=120)

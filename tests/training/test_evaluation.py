@@ -81,6 +81,14 @@ def test_regression_has_a_loss_and_the_metrics_asked_for() -> None:
         assert values["loss"] == pytest.approx((net(x)[:, 0] - y).square().mean().item(), rel=1e-5)
 
 
+def test_a_metric_of_several_numbers_gives_each_a_name() -> None:
+    from distributed_training.training.evaluation import _numbers
+
+    assert _numbers("f1", torch.tensor(0.5)) == {"f1": 0.5}
+    assert _numbers("f1", torch.tensor([0.25, 0.75])) == {"f1_0": 0.25, "f1_1": 0.75}
+    assert _numbers("all", {"f1": torch.tensor(0.5), "auc": 1.0}) == {"all_f1": 0.5, "all_auc": 1.0}
+
+
 def test_something_that_is_no_metric_is_refused_by_name() -> None:
     with pytest.raises(ModelError, match=r"metric 'accuracy' is a function; give torchmetrics"):
         trainer().evaluate(loader(), metrics={"accuracy": lambda: 1})

@@ -8,6 +8,7 @@ import typer
 
 from distributed_training.cli import config, predict, report, train, validate, version
 from distributed_training.config.errors import DistributedTrainingError
+from distributed_training.runtime.threads import keep_waits_short
 
 app = typer.Typer(
     name="dtrain",
@@ -39,6 +40,7 @@ app.add_typer(config.app, name="config")
 
 def main() -> None:
     """Run a command. A user's mistake ends with one clear line, never with a traceback."""
+    keep_waits_short()
     try:
         app(standalone_mode=True)
     except DistributedTrainingError as error:

@@ -42,6 +42,10 @@ def as_source(
         dataset = as_dataset(data)
     elif isinstance(data, (tuple, dict)) and _is_arrays(data):
         dataset = ArrayDataset(data)
+    elif isinstance(data, IterableDataset):
+        return StreamSource(DataLoader(data, plan.batch_size))
+    elif hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, (list, tuple, dict, str)):
+        dataset = as_dataset(data)  # a Hugging Face dataset, or any class of the user's
     elif hasattr(data, "__iter__"):
         return StreamSource(data)
     else:

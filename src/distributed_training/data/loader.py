@@ -41,6 +41,8 @@ class Loader(BatchSource):
     ) -> None:
         if len(dataset) == 0:
             raise DataError(f"{type(dataset).__name__}: the dataset is empty")
+        if plan.samples != len(dataset):
+            raise DataError(f"the plan is for {plan.samples} samples, but the dataset has {len(dataset)}")
         if plan.batch_size > plan.samples:
             raise DataError(
                 f"batch of {plan.batch_size} is larger than the dataset of {plan.samples} samples; "

@@ -119,6 +119,10 @@ class Plan:
     shuffle: bool = True
     drop_last: bool = False
 
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"a batch needs at least one sample, not {self.batch_size}")
+
     @property
     def steps_per_epoch(self) -> int:
         """Steps in an epoch; the last one is smaller unless `drop_last`."""

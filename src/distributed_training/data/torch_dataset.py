@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset, default_collate
 from distributed_training.data.arrays import ArrayDataset
 from distributed_training.data.base import Dataset, KeyedDataset
 from distributed_training.data.nested import map_tensors, tensors_in
+from distributed_training.data.plan import extend_key
 from distributed_training.data.randomness import global_generators_kept, seed_for_sample
 from distributed_training.runtime.errors import DataError
 
@@ -100,17 +101,18 @@ class PreprocessedDataset(KeyedDataset):
         if not len(ids):
             return map_tensors(lambda t: t[:0], self.fetch_keyed(np.zeros(1, dtype=np.int64), key))
         batch = fetch(self._dataset, ids, key)
+        own_key = extend_key(key, 1)  # what is drawn here has nothing to do with what the dataset drew
         rows = []
         with global_generators_kept():
             for row, sample in enumerate(ids.tolist()):
-                seed = seed_for_sample(key, sample)
+                seed = seed_for_sample(own_key, sample)
                 arguments = {"rng": np.random.Generator(np.random.Philox(seed))} if self._wants_rng else {}
                 what = f"{self.name}: sample {sample}"
                 rows.append(_call(self._function, _row(batch, row), what=what, **arguments))
         return _call(default_collate, rows, what=f"{self.name}: batching what it returned")
 
     def fingerprint(self) -> str:
-        return self._dataset.fingerprint()
+        return hashlib.sha256(f"{self._dataset.fingerprint()}:{self.name}".encode()).hexdigest()[:16]
 
 
 def fetch(dataset: Dataset, ids: np.ndarray, key: int) -> Any:

@@ -73,12 +73,12 @@ class CheckpointedModule(nn.Module):
             block,
             *inputs,
             use_reentrant=False,
-            context_fn=lambda: (contextlib.nullcontext(), _statistics_kept(block)),
+            context_fn=lambda: (contextlib.nullcontext(), statistics_kept(block)),
         )
 
 
 @contextlib.contextmanager
-def _statistics_kept(block: Any) -> Iterator[None]:
+def statistics_kept(block: Any) -> Iterator[None]:
     """Let batch norms update copies of their statistics: recomputing a block must not count its batch twice."""
     kept = []
     for module in block.modules() if isinstance(block, nn.Module) else ():

@@ -80,8 +80,9 @@ class Update:
 
     def _step(self) -> None:
         optimizer = self.optimizer
+        # A learning-rate scheduler puts a `step` of its own on the optimizer, to count the calls.
         hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-        if self._bare_step is None or hooked or _profiler_is_on():
+        if self._bare_step is None or hooked or "step" in vars(optimizer) or _profiler_is_on():
             optimizer.step()
             return
         with torch.no_grad():
@@ -116,7 +117,7 @@ class Update:
 def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
     """The step of torch's own optimizers without the wrappers that label it for the profiler and call hooks: these
     cost more than the update of a small model. None where somebody else has a say in the step."""
-    if type(optimizer) not in _FUSABLE or "step" in vars(optimizer):  # a learning-rate scheduler counts its calls
+    if type(optimizer) not in _FUSABLE:
         return None
     step: Any = type(optimizer).step
     while hasattr(step, "__wrapped__"):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from distributed_training.models.base import _statistics_kept
+from distributed_training.models.base import statistics_kept
 from distributed_training.runtime.errors import ModelError
 
 
@@ -49,7 +49,7 @@ def _recomputing(block: nn.Module, forward: Callable[..., Any]) -> Callable[...,
             return forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # the compiler recomputes without side effects, and takes no contexts
             return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-        contexts = lambda: (contextlib.nullcontext(), _statistics_kept(block))  # noqa: E731
+        contexts = lambda: (contextlib.nullcontext(), statistics_kept(block))  # noqa: E731
         return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     recomputed.recomputed = True  # type: ignore[attr-defined]

@@ -39,9 +39,17 @@ def evaluate(
         raise DataError("the validation data is empty")
     values = {"loss": float(total) / samples}
     for name, metric in (chosen or {}).items():
-        values[name] = float(metric.compute())
+        values |= _numbers(name, metric.compute())
         metric.reset()
     return values
+
+
+def _numbers(name: str, value: Any) -> dict[str, float]:
+    """A metric's value as single numbers: `f1`, or `f1_0`, `f1_1`, ... for one of several, or by its own keys."""
+    if isinstance(value, Mapping):
+        return {key: number for inner, v in value.items() for key, number in _numbers(f"{name}_{inner}", v).items()}
+    flat = torch.as_tensor(value).flatten().tolist()
+    return {name: flat[0]} if len(flat) == 1 else {f"{name}_{i}": number for i, number in enumerate(flat)}
 
 
 def predict(model: nn.Module, source: BatchSource, strategy: Strategy, forms: Forms, place: Place) -> Any:

@@ -13,7 +13,7 @@ import torch
 from distributed_training.checkpoint import CheckpointInfo, CheckpointStore
 from distributed_training.data.base import BatchSource
 from distributed_training.runtime.device import machine_facts
-from distributed_training.runtime.errors import ConfigError, OutOfMemoryError
+from distributed_training.runtime.errors import OutOfMemoryError
 from distributed_training.runtime.run_directory import RunDirectory
 from distributed_training.runtime.seeds import generators_state, restore_generators, seed_everything
 from distributed_training.runtime.signals import StopSignals
@@ -42,11 +42,6 @@ class Session:
         config = self.config = trainer.recorded_config(source)
         self.trainer, self.source, self.validation, self.scheduler = trainer, source, validation, scheduler
         trainer.cursor, trainer.last_metrics = Cursor(), {}
-        if config.training.warmup_epochs > trainer.epochs:
-            raise ConfigError(
-                f"training.warmup_epochs={config.training.warmup_epochs} is longer than the training: "
-                f"{trainer.epochs} epochs"
-            )
         seed_everything(config.training.seed)
         self.run_dir: RunDirectory | None
         self.start: CheckpointInfo | None
@@ -59,7 +54,7 @@ class Session:
         self._progress = make_progress(config.run.progress)
         self.loop: Loop  # made when the run begins
         self._saved_step = -1
-        self._warned = False
+        self._prepared = self._warned = False
 
     def run(self) -> TrainingResult:
         """Train, and leave everything closed and reported whatever happens."""
@@ -110,6 +105,9 @@ class Session:
         """Metrics at this step to trackers and callbacks."""
         self.trainer.last_metrics |= metrics
         self.trackers.log(metrics, self.trainer.cursor.global_step)
+        if self.store is not None and not self._prepared:  # not earlier: optimizers make their state in the first step
+            self._prepared = True
+            self.store.prepare(self._state())
         self.trainer.notify("on_log", metrics)
         self._report_committed()
 
@@ -161,8 +159,6 @@ class Session:
             resumed = trainer.cursor.global_step if self.start is not None else None
             facts |= machine_facts(trainer.device)
             self.trackers.start(RunInfo(self.run_dir.name, self.run_dir.path, self.config.to_dict(), resumed, facts))
-        if self.store is not None:
-            self.store.prepare(self._state())
         trainer.notify("on_train_start")
 
     def _announce(self, start: CheckpointInfo) -> None:
@@ -240,6 +236,8 @@ class Session:
         assert self.start is not None
         check_same_training(state, self.source.describe(), self.config, self.start.path)
         trainer.strategy.load_state(state)
+        if self.scheduler is None:  # the rates of the config here, not those of the moment it was saved
+            self.loop.schedule.reset()
         trainer.cursor = Cursor(**state["cursor"])
         trainer.last_metrics = dict(state["metrics"])
         self.loop.meter.load_state(state["meter"])
