@@ -21,8 +21,9 @@ from distributed_training.runtime.errors import DataError
 
 logger = logging.getLogger(__name__)
 
-# Ids of so many steps are computed together, and samples that lie in memory are gathered for as many steps as fit into
-# a cache: a call's fixed cost is shared between them.
+# A call's fixed cost is shared: ids of many steps are computed together, and samples that lie in memory are gathered
+# for as many steps as fit into a cache.
+_IDS_AT_ONCE = 2**15
 _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2**20
 
@@ -88,8 +89,9 @@ class Loader(BatchSource):
     def _in_process(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
         size, key, step = self.plan.batch_size, derive_key(self.plan.seed, epoch), start
         together = self._steps_fetched_together() * size
-        for first in range(start, self.steps_per_epoch, _STEPS_AT_ONCE):
-            ids = self.plan.span(epoch, first, min(first + _STEPS_AT_ONCE, self.steps_per_epoch))
+        planned = max(1, _IDS_AT_ONCE // size)
+        for first in range(start, self.steps_per_epoch, planned):
+            ids = self.plan.span(epoch, first, min(first + planned, self.steps_per_epoch))
             for offset in range(0, len(ids), together):
                 some = ids[offset : offset + together]
                 data = fetch(self.dataset, some, key)

@@ -22,6 +22,8 @@ from distributed_training.config import TrackingConfig
 from distributed_training.runtime.run_directory import RunDirectory
 from distributed_training.tracking.base import RunInfo, Tracker
 
+_encode = json.JSONEncoder(allow_nan=False).encode  # json.dumps would make an encoder for every line
+
 
 class JsonlTracker(Tracker):
     """Appends events to the run's `events.jsonl`. Every other tool of this package reads that file."""
@@ -63,9 +65,9 @@ class JsonlTracker(Tracker):
         line = {"event": event["event"], "time": round(time.time(), 3), **event}
         line.update((name, value) for name, value in (metrics or {}).items() if name not in line)
         try:  # plain finite numbers nearly always: the loop waits for this
-            text = json.dumps(line, allow_nan=False)
+            text = _encode(line)
         except (TypeError, ValueError):
-            text = json.dumps(_plain(line), allow_nan=False)
+            text = _encode(_plain(line))
         self._file.write(text.encode() + b"\n")
         self._file.flush()  # to the kernel: a killed process loses nothing, a killed machine the last seconds
 

@@ -141,7 +141,8 @@ class LossMeter:
         """Read what waits on the device. A step that was skipped, its loss not finite, has nothing worth averaging."""
         if not self._losses:
             return
-        values = torch.stack(self._losses).tolist()
+        on_cpu = self._losses[0].device.type == "cpu"
+        values = [loss.item() for loss in self._losses] if on_cpu else torch.stack(self._losses).tolist()
         for value, size in zip(values, self._sizes):
             if math.isfinite(value):
                 self._sum += value * size
