@@ -61,10 +61,11 @@ def _threads() -> dict:
 
 def _processes() -> dict:
     found = {}
+    kept_processes = ("resource_tracker", "compile_worker")  # Python's and the compiler's own
     for child in psutil.Process().children(recursive=True):
         try:
             command = " ".join(child.cmdline())
-            if child.status() != psutil.STATUS_ZOMBIE and "resource_tracker" not in command:  # Python's own, kept
+            if child.status() != psutil.STATUS_ZOMBIE and not any(kept in command for kept in kept_processes):
                 found[child.pid] = command
         except psutil.NoSuchProcess:
             pass

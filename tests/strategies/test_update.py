@@ -124,3 +124,16 @@ def test_the_way_of_a_gpu_skips_by_a_flag_on_the_device(fused: bool, bad: bool) 
     assert torch.equal(own[0], torch.ones(3)) == bad
     assert not hasattr(optimizer, "found_inf")
     assert all(p.grad is None for p in own)
+
+
+@pytest.mark.parametrize("kind", ["sparse", "mixed types"])
+def test_gradients_that_one_kernel_cannot_check_are_checked_all_the_same(kind: str) -> None:
+    table = torch.nn.Embedding(4, 2, sparse=kind == "sparse")
+    other = torch.nn.Parameter(torch.ones(2, dtype=torch.float64 if kind != "sparse" else torch.float32))
+    update = Update(torch.optim.SGD([table.weight, other], lr=0.1), StepSettings(), None)
+    update._on_cpu = False
+    before = table.weight.detach().clone()
+    for factor, skipped in ((float("inf"), True), (1.0, False)):
+        ((table(torch.tensor([1])) * factor).sum() + other.sum()).backward()
+        assert bool(update(torch.tensor(1.0)).skipped) is skipped
+        assert torch.equal(table.weight, before) is skipped

@@ -39,10 +39,7 @@ class Update:
             result = self._scaled(gradients, loss)
         else:
             norm = self._clipped(gradients)
-            watched: Tensor | float = loss
-            if self._guard == "gradients":
-                watched = norm if norm is not None else self.finite_sum(gradients)
-            result = self._guarded(norm, watched)
+            result = self._guarded(gradients, norm, loss)
         for p in parameters:
             p.grad = None
         return result
@@ -53,23 +50,17 @@ class Update:
             return torch.zeros(())
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
 
-    def finite_sum(self, gradients: list[Tensor]) -> Tensor | float:
-        """A number that is finite if all gradients are: cheaper than a norm on the CPU, one kernel on a GPU."""
-        if not self._on_cpu:
-            return self.total_norm(gradients)
-        return sum([g.sum().item() for g in gradients])
-
-    def _guarded(self, norm: Tensor | None, watched: Tensor | float) -> StepResult:
+    def _guarded(self, gradients: list[Tensor], norm: Tensor | None, loss: Tensor) -> StepResult:
         if self._guard == "off":
             self._step()
             return StepResult(norm, False)
-        if self._on_cpu:  # reading a value costs nothing here
-            if math.isfinite(watched):
+        watched = norm if self._guard == "gradients" else loss
+        if self._on_cpu:  # reading a value costs nothing here, and sums are cheaper than a norm
+            finite = math.isfinite(watched if watched is not None else sum([g.sum().item() for g in gradients]))
+            if finite:
                 self._step()
-                return StepResult(norm, False)
-            return StepResult(norm, True)
-        assert isinstance(watched, Tensor)
-        skipped = torch.isfinite(watched).logical_not().float().reshape(())  # the shape of Adam's own step counts
+            return StepResult(norm, not finite)
+        skipped = self._flag(watched, gradients)
         if self._skips_by_itself:  # a fused kernel looks at the flag on the device
             self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
             self._step()
@@ -77,6 +68,17 @@ class Update:
         elif not skipped.item():  # other optimizers cannot be told on the device: one wait a step
             self._step()
         return StepResult(norm, skipped)
+
+    def _flag(self, watched: Tensor | None, gradients: list[Tensor]) -> Tensor:
+        """1 on the device if the value watched, or else any gradient, is not finite."""
+        if watched is None and len({g.dtype for g in gradients}) == 1 and not any(g.is_sparse for g in gradients):
+            flag = torch.zeros((), device=gradients[0].device)  # no dimension, like Adam's own step counts
+            # The loss scaler's kernel with a scale of 1: one launch for all gradients.
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, torch.ones_like(flag))
+            return flag
+        if watched is None:
+            watched = torch.stack([g.sum().float() for g in gradients]).sum() if gradients else torch.zeros(())
+        return torch.isfinite(watched).logical_not().float().reshape(())
 
     def _step(self) -> None:
         optimizer = self.optimizer

@@ -15,60 +15,59 @@ from distributed_training.strategies.base import StepResult
 logger = logging.getLogger(__name__)
 
 
+_WAITING = 1024
+
+
 class NonfiniteGuard:
-    """On the CPU it judges each step at once; on a GPU it counts on the device and judges when the loss is logged."""
+    """On the CPU it judges each step at once; a GPU's flags wait on the device and are judged when the loss is read."""
 
     def __init__(self, limit: int, device: torch.device) -> None:
         self._limit = limit
         self._skipped = 0
         self._streak = 0
-        self._worst = 0
-        self._on_device = torch.zeros(3, device=device) if device.type != "cpu" else None
+        self._deferred = device.type != "cpu"
+        self._waiting: list[tuple[Tensor, int, int]] = []
 
     def update(self, result: StepResult, batch: Batch, epoch: int, step: int) -> None:
         """Take note of a step."""
         skipped = result.skipped
-        if self._on_device is None:  # reading a tensor costs nothing here
-            skipped = bool(skipped)
         if skipped is False:
             self._streak = 0
-        elif skipped is True:
-            self._skipped += 1
-            self._streak += 1
-            culprit = _culprit(batch)
-            if self._streak >= self._limit:
-                raise self._error(self._streak, f"epoch {epoch}, step {step}", culprit)
-            logger.warning("epoch %d, step %d skipped: loss or gradient is not finite%s", epoch, step, culprit)
+        elif self._deferred and isinstance(skipped, Tensor):
+            self._waiting.append((skipped, epoch, step))
+            if len(self._waiting) >= _WAITING:
+                self.check()
         else:
-            assert isinstance(skipped, Tensor)
-            assert self._on_device is not None
-            total, streak, worst = self._on_device.unbind()
-            flag = skipped.reshape(())
-            total.add_(flag)
-            streak.add_(flag).mul_(flag)
-            torch.maximum(worst, streak, out=worst)
+            self._judge(bool(skipped), epoch, step, batch)
 
-    def check(self, epoch: int, step: int) -> None:
-        """Read the counts of the device; called when the loss is read anyway."""
-        if self._on_device is None:
+    def check(self) -> None:
+        """Read the flags that wait on the device; called when the loss is read anyway."""
+        if not self._waiting:
             return
-        total, _, worst = (int(v) for v in self._on_device.tolist())
-        if total > self._skipped:
-            logger.warning("%d steps skipped up to epoch %d, step %d: not finite", total - self._skipped, epoch, step)
-            self._skipped = total
-        if worst >= self._limit:
-            raise self._error(worst, f"epoch {epoch}, up to step {step}", "")
+        waiting, self._waiting = self._waiting, []
+        flags = torch.stack([flag.reshape(()) for flag, _, _ in waiting]).tolist()
+        for flag, (_, epoch, step) in zip(flags, waiting):
+            self._judge(bool(flag), epoch, step, None)
+
+    def _judge(self, skipped: bool, epoch: int, step: int, batch: Batch | None) -> None:
+        if not skipped:
+            self._streak = 0
+            return
+        self._skipped += 1
+        self._streak += 1
+        culprit = _culprit(batch) if batch is not None else ""
+        if self._streak >= self._limit:
+            raise TrainingDivergedError(
+                f"loss or gradient was not finite in {self._streak} steps in a row (epoch {epoch}, step {step})"
+                f"{culprit}; the weights are those of the last finite step. Lower training.lr, set training.gradient_clip, or try "
+                "another training.precision"
+            )
+        logger.warning("epoch %d, step %d skipped: loss or gradient is not finite%s", epoch, step, culprit)
 
     @property
     def skipped(self) -> int:
         """Steps skipped so far, as far as it is known."""
         return self._skipped
-
-    def _error(self, streak: int, where: str, culprit: str) -> TrainingDivergedError:
-        return TrainingDivergedError(
-            f"loss or gradient was not finite in {streak} steps in a row ({where}){culprit}; the weights are those of "
-            "the last finite step. Lower training.lr, set training.gradient_clip, or try another training.precision"
-        )
 
 
 def _culprit(batch: Batch) -> str:

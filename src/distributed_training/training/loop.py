@@ -76,7 +76,7 @@ class Loop:
 
     def log(self, epoch: int, step: int, steps: int | None) -> None:
         """Read the loss from the device and tell trackers and callbacks: the only wait for the device in the loop."""
-        self.guard.check(epoch, step)
+        self.guard.check()
         metrics = self.meter.read()
         metrics["lr"] = self.schedule.lr
         metrics["epoch"] = epoch + (step + 1) / steps if steps else float(epoch)
