@@ -59,8 +59,8 @@ class NonfiniteGuard:
         if self._streak >= self._limit:
             raise TrainingDivergedError(
                 f"loss or gradient was not finite in {self._streak} steps in a row (epoch {epoch}, step {step})"
-                f"{culprit}; the weights are those of the last finite step. Lower training.lr, set training.gradient_clip, or try "
-                "another training.precision"
+                f"{culprit}; the weights are those of the last finite step. "
+                "Lower training.lr, set training.gradient_clip, or try another training.precision"
             )
         logger.warning("epoch %d, step %d skipped: loss or gradient is not finite%s", epoch, step, culprit)
 
