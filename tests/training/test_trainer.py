@@ -400,7 +400,7 @@ plain, compiled = model(), model()
 trainer(plain, training__batch_size=22).train(data(), epochs=2)
 own = trainer(compiled, training__batch_size=22, training__compile=True)
 own.train(data(), data(), epochs=2)
-assert own._compiled is not compiled and type(own._compiled).__name__ == "OptimizedModule"
+assert own.engine.model is not compiled and type(own.engine.model).__name__ == "OptimizedModule"
 assert plain.state_dict().keys() == compiled.state_dict().keys()
 for a, b in zip(plain.parameters(), compiled.parameters()):
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)

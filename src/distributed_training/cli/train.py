@@ -75,16 +75,19 @@ def _say_goodbye(result: TrainingResult, epochs: int) -> None:
     from distributed_training.runtime.run_directory import RunDirectory
 
     assert result.run_dir is not None
+    folder = result.run_dir
+    if folder.is_absolute() and folder.is_relative_to(Path.cwd()):
+        folder = folder.relative_to(Path.cwd())
     say = typer.echo
     page: Path | str
     try:
-        page = write_report(RunDirectory(result.run_dir))
+        page = write_report(RunDirectory(folder))
     except MissingDependencyError as error:
         page = str(error)
     say("")
     if result.status == "interrupted":
         say(f"Interrupted ({result.reason}) after {result.steps} steps; everything is saved.")
-        say(f"  go on      dtrain train --resume {result.run_dir}")
+        say(f"  go on      dtrain train --resume {folder}")
         sys.exit(130 if signal.SIGINT.name in result.reason else 143)
     reason = f": {result.reason}" if result.reason else ""
     say(f"Training {result.status}{reason} ({result.epochs} epochs, {result.steps} steps, {result.seconds:.1f} s)")
@@ -92,11 +95,11 @@ def _say_goodbye(result: TrainingResult, epochs: int) -> None:
         say(f"  held-out accuracy  {result.metrics['val_accuracy']:.4f}")
     if "val_loss" in result.metrics:
         say(f"  held-out loss      {result.metrics['val_loss']:.4f}")
-    say(f"  run directory      {result.run_dir}")
+    say(f"  run directory      {folder}")
     say(f"  report             {page}")
     say("")
     say("Try next:")
-    say(f"  dtrain validate {result.run_dir}                      evaluate the best checkpoint")
-    say(f"  dtrain predict {result.run_dir} --output out.csv      predict with it")
-    say(f"  dtrain train --resume {result.run_dir} training.epochs={epochs * 2}   train it longer")
+    say(f"  dtrain validate {folder}                      evaluate the best checkpoint")
+    say(f"  dtrain predict {folder} --output out.csv      predict with it")
+    say(f"  dtrain train --resume {folder} training.epochs={epochs * 2}   train it longer")
     say("  dtrain config init                       write a config.yaml for your own data and model")

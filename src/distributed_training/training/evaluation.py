@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,27 +12,25 @@ from torch import Tensor, nn
 from distributed_training.data.base import Batch, BatchSource
 from distributed_training.data.nested import map_tensors
 from distributed_training.runtime.errors import DataError, ModelError
-from distributed_training.strategies.base import Strategy
-from distributed_training.training.forms import Answer, Forms, is_classification
+from distributed_training.training.engine import Engine
+from distributed_training.training.forms import Answer, is_classification
 
 Metrics = Mapping[str, Any]
-Place = Callable[[Batch], Any]
 
 
-def evaluate(
-    model: nn.Module, source: BatchSource, strategy: Strategy, forms: Forms, place: Place, metrics: Metrics | None
-) -> dict[str, float]:
+def evaluate(engine: Engine, source: BatchSource, metrics: Metrics | None) -> dict[str, float]:
     """Mean loss over all samples and torchmetrics (accuracy for classifiers, unless others are given)."""
-    total = torch.zeros((), device=strategy.device, dtype=torch.float64)
+    device = engine.strategy.device
+    total = torch.zeros((), device=device, dtype=torch.float64)
     samples = 0
     chosen: dict[str, Any] | None = None
-    with _evaluating(model):
-        for answer, batch in _answers(model, source, strategy, forms, place, need_loss=True):
+    with _evaluating(engine.model):
+        for answer, batch in _answers(engine, source, need_loss=True):
             assert answer.loss is not None
             total += answer.loss.double() * batch.size
             samples += batch.size
             if chosen is None:
-                chosen = _start(metrics, answer, strategy.device)
+                chosen = _start(metrics, answer, device)
             for metric in chosen.values():
                 metric.update(answer.output, answer.targets)
     if not samples:
@@ -52,23 +50,21 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
     return {name: flat[0]} if len(flat) == 1 else {f"{name}_{i}": number for i, number in enumerate(flat)}
 
 
-def predict(model: nn.Module, source: BatchSource, strategy: Strategy, forms: Forms, place: Place) -> Any:
+def predict(engine: Engine, source: BatchSource) -> Any:
     """The model's outputs for all samples, on the CPU, in the dataset's order."""
     outputs: list[Any] = []
-    with _evaluating(model):
-        for answer, _ in _answers(model, source, strategy, forms, place, need_loss=False):
+    with _evaluating(engine.model):
+        for answer, _ in _answers(engine, source, need_loss=False):
             outputs.append(map_tensors(lambda t: t.float().cpu() if t.is_floating_point() else t.cpu(), answer.output))
     if outputs and all(isinstance(output, Tensor) for output in outputs):
         return torch.cat(outputs)
     return outputs
 
 
-def _answers(
-    model: nn.Module, source: BatchSource, strategy: Strategy, forms: Forms, place: Place, *, need_loss: bool
-) -> Iterator[tuple[Answer, Batch]]:
+def _answers(engine: Engine, source: BatchSource, *, need_loss: bool) -> Iterator[tuple[Answer, Batch]]:
     for _, batch in source.batches(0):
-        with strategy.autocast():
-            answer = forms(model, place(batch), need_loss=need_loss)
+        with engine.autocast:
+            answer = engine.answer(engine.place(batch), need_loss=need_loss)
         yield answer, batch
 
 

@@ -115,9 +115,7 @@ class Session:
         """Validation, callbacks."""
         trainer = self.trainer
         if self.validation is not None:
-            values = evaluation.evaluate(
-                trainer._setup(), self.validation, trainer.strategy, trainer._forms, trainer._place, trainer.metrics
-            )
+            values = evaluation.evaluate(trainer.engine, self.validation, trainer.metrics)
             metrics = {f"val_{name}": value for name, value in values.items()}
             self.log({**metrics, "epoch": float(epoch + 1)})
             self._check_monitor(metrics)
@@ -138,12 +136,9 @@ class Session:
 
     def _make_loop(self, ledger: Ledger) -> Loop:
         trainer, training = self.trainer, self.trainer.config.training
-        model = trainer._setup()
         own_schedule = ("constant", 0.0) if self.scheduler is not None else (training.schedule, training.warmup_epochs)
         schedule = Schedule(trainer.optimizer, own_schedule[0], trainer.epochs, own_schedule[1])
-        step = TrainStep(
-            model, trainer.strategy, trainer._forms, trainer._transform, training.gradient_accumulation, training.seed
-        )
+        step = TrainStep(trainer.engine, training.gradient_accumulation, training.seed)
         return Loop(self, step, schedule, ledger)
 
     def _begin(self, ledger: Ledger) -> None:
@@ -200,9 +195,7 @@ class Session:
     def _result(self, status: str, began: float) -> TrainingResult:
         trainer = self.trainer
         best = self.store.best() if self.store is not None else None
-        reason = trainer._stop_reason
-        if self.signals.received is not None:
-            reason = f"{self.signals.received.name} received"
+        reason = f"{self.signals.received.name} received" if self.signals.received is not None else trainer.stopping
         return TrainingResult(
             status=status,
             reason=reason,

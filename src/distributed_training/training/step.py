@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from distributed_training.data.augment import ImageTransform
 from distributed_training.data.base import Batch
-from distributed_training.data.nested import split_batch, to_device
+from distributed_training.data.nested import split_batch
 from distributed_training.data.plan import derive_key
 from distributed_training.runtime.errors import DataError
 from distributed_training.runtime.seeds import seed_torch
-from distributed_training.strategies.base import StepResult, Strategy
-from distributed_training.training.forms import Forms
+from distributed_training.strategies.base import StepResult
+from distributed_training.training.engine import Engine
 
 _SEEDS = 2**63 - 1  # what torch takes as a seed
 
@@ -22,13 +21,9 @@ _SEEDS = 2**63 - 1  # what torch takes as a seed
 class TrainStep:
     """Runs a step under a strategy. Its randomness (dropout) is a function of (seed, epoch, step), like its samples."""
 
-    def __init__(
-        self, model: nn.Module, strategy: Strategy, forms: Forms, transform: ImageTransform, parts: int, seed: int
-    ) -> None:
-        self._model, self._strategy, self._forms, self._transform = model, strategy, forms, transform
+    def __init__(self, engine: Engine, parts: int, seed: int) -> None:
+        self._engine, self._strategy, self._autocast = engine, engine.strategy, engine.autocast
         self._parts, self._seed = parts, seed
-        self._autocast = strategy.autocast()
-        self._moves = strategy.device.type != "cpu"
         self._epoch, self._epoch_key = -1, 0
 
     def __call__(self, batch: Batch, epoch: int, step: int) -> tuple[Tensor, StepResult]:
@@ -36,7 +31,7 @@ class TrainStep:
         if epoch != self._epoch:
             self._epoch, self._epoch_key = epoch, derive_key(self._seed, epoch)
         seed_torch(self._epoch_key + step & _SEEDS, self._strategy.device)
-        data = self.place(batch, epoch, training=True)
+        data = self._engine.place(batch, epoch, training=True)
         if self._parts == 1:
             with self._autocast:
                 loss = self._loss(data, batch)
@@ -58,14 +53,9 @@ class TrainStep:
             total += loss.detach()
         return total
 
-    def place(self, batch: Batch, epoch: int, *, training: bool) -> Any:
-        """The batch's data on the device, images transformed there."""
-        data = to_device(batch.data, self._strategy.device) if self._moves else batch.data
-        return self._transform(data, batch.ids, epoch, training=training)
-
     def _loss(self, data: Any, batch: Batch) -> Tensor:
         try:
-            loss = self._forms(self._model, data).loss
+            loss = self._engine.answer(data).loss
         except IndexError as error:  # the CPU's cross entropy; a GPU is asked beforehand, see check_labels
             raise _bad_label(error, batch) from error
         assert loss is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,17 +14,17 @@ from torch.optim import Optimizer
 
 from distributed_training.checkpoint import find_checkpoint, read_state
 from distributed_training.config import Config
-from distributed_training.data import ImageTransform, Loader, Plan, as_source
-from distributed_training.data.base import Batch, BatchSource
-from distributed_training.data.nested import to_device
+from distributed_training.data import Loader, Plan, as_source
+from distributed_training.data.base import BatchSource
 from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.process import prepare_process
 from distributed_training.runtime.run_directory import FROM_PYTHON
-from distributed_training.strategies import StepSettings, make_strategy
+from distributed_training.strategies import make_strategy
 from distributed_training.training import evaluation
 from distributed_training.training.activations import enable_gradient_checkpointing
 from distributed_training.training.callbacks import Callback, EarlyStopping
-from distributed_training.training.forms import Criterion, Forms
+from distributed_training.training.engine import Engine
+from distributed_training.training.forms import Criterion
 from distributed_training.training.optimizers import build_optimizer
 from distributed_training.training.result import Cursor, TrainingResult
 
@@ -75,9 +76,6 @@ class Trainer:
             enable_gradient_checkpointing(model)
         self.strategy = make_strategy(config.strategy.name, self.device)
         self._optimizer, self._criterion = optimizer, criterion
-        self._forms = Forms(model, criterion, config.training.loss)
-        self._transform = ImageTransform(config.data.augment, config.training.seed)
-        self._compiled: nn.Module | None = None
         self.from_config = False
         """Whether model and data were made from the config, so that the command line can make them again."""
         self.num_classes = getattr(model, "num_classes", None) or config.model.num_classes
@@ -112,7 +110,6 @@ class Trainer:
 
         self.epochs = self.config.training.epochs if epochs is None else epochs
         self._stop_reason = ""
-        self._setup()
         source = self._source(train_loader, training=True)
         validation = self._source(val_loader, training=False) if val_loader is not None else None
         self._session = Session(self, source, validation, scheduler, str(resume or self.config.checkpoint.resume))
@@ -126,30 +123,29 @@ class Trainer:
 
     def evaluate(self, data: Any, metrics: Mapping[str, Any] | None = None) -> dict[str, float]:
         """Mean loss and metrics over all of `data`, each sample once: `{'loss': 0.08, 'accuracy': 0.98}`."""
-        model = self._setup()
+        engine = self.engine
         source = self._source(data, training=False)
         try:
             chosen = metrics if metrics is not None else self.metrics
-            return evaluation.evaluate(model, source, self.strategy, self._forms, self._place, chosen)
+            return evaluation.evaluate(engine, source, chosen)
         finally:
             if source is not data:
                 source.close()
 
     def predict(self, data: Any) -> Any:
         """The model's outputs for all of `data` in its order, on the CPU: one tensor where outputs are tensors."""
-        model = self._setup()
+        engine = self.engine
         source = self._source(data, training=False)
         try:
-            return evaluation.predict(model, source, self.strategy, self._forms, self._place)
+            return evaluation.predict(engine, source)
         finally:
             if source is not data:
                 source.close()
 
     def load(self, path: str | Path) -> Path:
         """Take the weights of a checkpoint (a run's folder means its newest good one), and return its path."""
-        self._setup()
         found = find_checkpoint(Path(path))
-        self.strategy.load_state({"model": read_state(found.path)["model"]})
+        self.engine.strategy.load_state({"model": read_state(found.path)["model"]})
         return found.path
 
     def enable_gradient_checkpointing(self) -> None:
@@ -170,11 +166,17 @@ class Trainer:
         if self._session is not None:
             self._session.log(metrics)
 
+    @functools.cached_property
+    def engine(self) -> Engine:
+        """The model under the strategy; the first use sets it up."""
+        self.model.to(self.device)
+        return Engine(self.model, self.optimizer, self.strategy, self._criterion, self.config)
+
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer, built from the config if none was given."""
-        self._setup()
-        assert self._optimizer is not None
+        if self._optimizer is None:
+            self._optimizer = build_optimizer(self.model.to(self.device), self.config.training)
         return self._optimizer
 
     @property
@@ -206,29 +208,8 @@ class Trainer:
         for callback in self.callbacks:
             getattr(callback, event)(self, *args)
 
-    def _setup(self) -> nn.Module:
-        """Model and optimizer under the strategy; the first call does it."""
-        if self._compiled is None:
-            training = self.config.training
-            self.model.to(self.device)
-            if self._optimizer is None:
-                self._optimizer = build_optimizer(self.model, training)
-            settings = StepSettings(
-                precision=training.precision,
-                gradient_clip=training.gradient_clip,
-                nonfinite=training.nonfinite,
-                compile=training.compile,
-                fused=training.fused,
-            )
-            self._compiled = self.strategy.setup(self.model, self._optimizer, settings)
-        return self._compiled
-
     def _source(self, data: Any, *, training: bool) -> BatchSource:
         training_, data_ = self.config.training, self.config.data
         plan = Plan(0, training_.batch_size, training_.seed, data_.shuffle, data_.drop_last)
         pin = self.device.type == "cuda" if data_.pin_memory is None else data_.pin_memory
         return as_source(data, plan, every_sample=not training, pin_memory=pin, deadline=self.config.run.deadline)
-
-    def _place(self, batch: Batch) -> Any:
-        data = to_device(batch.data, self.device) if self.device.type != "cpu" else batch.data
-        return self._transform(data, batch.ids, 0, training=False)

@@ -1,0 +1,50 @@
+"""The model under its strategy, and how a batch meets it: to the device, transformed, forward, loss.
+
+Training, evaluation and prediction share it, so that they cannot differ in any of this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from distributed_training.config import Config
+from distributed_training.data.augment import ImageTransform
+from distributed_training.data.base import Batch
+from distributed_training.data.nested import to_device
+from distributed_training.strategies.base import StepSettings, Strategy
+from distributed_training.training.forms import Answer, Criterion, Forms
+
+
+class Engine:
+    """Runs a model on batches. Made once for a model, an optimizer and a strategy."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, strategy: Strategy, criterion: Criterion | None, config: Config
+    ) -> None:
+        training = config.training
+        settings = StepSettings(
+            precision=training.precision,
+            gradient_clip=training.gradient_clip,
+            nonfinite=training.nonfinite,
+            compile=training.compile,
+            fused=training.fused,
+        )
+        self.strategy = strategy
+        self.model = strategy.setup(model, optimizer, settings)
+        """What the forward pass calls: the user's model, perhaps wrapped or compiled."""
+        self.autocast = strategy.autocast()
+        self._forms = Forms(model, criterion, training.loss)
+        self._transform = ImageTransform(config.data.augment, training.seed)
+        self._moves = strategy.device.type != "cpu"
+
+    def place(self, batch: Batch, epoch: int = 0, *, training: bool = False) -> Any:
+        """The batch's data on the device, images transformed there; augmented only in training."""
+        data = to_device(batch.data, self.strategy.device) if self._moves else batch.data
+        return self._transform(data, batch.ids, epoch, training=training)
+
+    def answer(self, data: Any, *, need_loss: bool = True) -> Answer:
+        """What the model says about placed data. To be called inside `autocast`."""
+        return self._forms(self.model, data, need_loss=need_loss)
