@@ -203,3 +203,17 @@ def test_another_model_is_an_error_that_names_what_differs() -> None:
     own = Trainer(model()[:1], config=config(), run_dir="here")
     with pytest.raises(CheckpointError, match="weights do not fit this Sequential"):
         own.train(loader(), epochs=2, resume="auto")
+
+
+def test_a_constant_rate_is_the_saved_one_unless_the_config_names_another(in_tmp: Path) -> None:
+    def train(lr: float, epochs: int) -> float:
+        config = Config().replace(
+            **{"training.schedule": "constant", "training.warmup_epochs": 0, "training.lr": lr, "run.progress": "off"}
+        )
+        own = Trainer(torch.nn.Linear(2, 2), config=config, run_dir="runs/constant")
+        own.train((torch.randn(64, 2), torch.zeros(64).long()), epochs=epochs, resume="auto")
+        return own.optimizer.param_groups[0]["lr"]
+
+    assert train(0.5, 1) == 0.5
+    assert train(0.5, 2) == 0.5
+    assert train(0.25, 3) == 0.25

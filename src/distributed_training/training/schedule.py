@@ -53,9 +53,13 @@ class Schedule:
 
     def reset(self) -> None:
         """Put the peak rates back, for the next training with the same optimizer to start from."""
-        if not self._fixed:
-            for group, peak in zip(self._optimizer.param_groups, self._peaks):
-                group["lr"] = peak
+        if not self._fixed:  # a rate that this schedule never touched is none of its business
+            self.set_peaks()
+
+    def set_peaks(self) -> None:
+        """Set every group to its peak rate."""
+        for group, peak in zip(self._optimizer.param_groups, self._peaks):
+            group["lr"] = peak
 
     @property
     def lr(self) -> float:

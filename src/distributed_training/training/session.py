@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Mapping
@@ -89,6 +90,11 @@ class Session:
         """Steps of the whole training."""
         steps = self.source.steps_per_epoch
         return steps * self.trainer.epochs if steps is not None else None
+
+    @functools.cached_property
+    def _source_facts(self) -> dict[str, Any]:
+        """What the batches are made of. Made once: it looks at the data."""
+        return self.source.describe()
 
     def save(self) -> None:
         """Checkpoint the training as it stands."""
@@ -216,8 +222,8 @@ class Session:
             "metrics": trainer.last_metrics,
             "meter": self.loop.meter.state(),
             "generators": generators_state(),
-            "callbacks": {f"{i}-{type(c).__name__}": c.state() for i, c in enumerate(trainer.callbacks) if c.state()},
-            "source": self.source.describe(),
+            "callbacks": {f"{i}-{type(c).__name__}": c.state() for i, c in enumerate(trainer.callbacks)},
+            "source": self._source_facts,
             "config": self.config.to_dict(),
         }
         if self.scheduler is not None:
@@ -227,10 +233,10 @@ class Session:
     def _load(self, state: Mapping[str, Any]) -> None:
         trainer = self.trainer
         assert self.start is not None
-        check_same_training(state, self.source.describe(), self.config, self.start.path)
+        check_same_training(state, self._source_facts, self.config, self.start.path)
         trainer.strategy.load_state(state)
-        if self.scheduler is None:  # the rates of the config here, not those of the moment it was saved
-            self.loop.schedule.reset()
+        if self.scheduler is None and state["config"]["training"]["lr"] != self.config.training.lr:
+            self.loop.schedule.set_peaks()  # the user wants another rate than the one that was saved
         trainer.cursor = Cursor(**state["cursor"])
         trainer.last_metrics = dict(state["metrics"])
         self.loop.meter.load_state(state["meter"])
@@ -238,7 +244,7 @@ class Session:
             self.scheduler.load_state_dict(state["scheduler"])
         for i, callback in enumerate(trainer.callbacks):
             saved = state["callbacks"].get(f"{i}-{type(callback).__name__}")
-            if saved is not None:
+            if saved:
                 callback.load_state(saved)
         restore_generators(state["generators"])
 
