@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.training.examples import StopAt, config, loader, model
 
+from distributed_training.config import Config
 from distributed_training.runtime.errors import CheckpointError, RunDirectoryError
 from distributed_training.training import Callback, Trainer, TrainingResult
 
