@@ -291,7 +291,7 @@ def main() -> None:
     sections = {"overhead": overhead, "loader": loader, "allocator": allocator, "checkpoint": checkpoint}
     chosen = [name for name in sys.argv[1:] if name in sections] or list(sections)
     rounds = int(os.environ.get("ROUNDS", "9"))
-    report: dict[str, Any] = {"machine": machine_facts(torch.device("cpu"))}
+    report: dict[str, Any] = {"machine": {**machine_facts(torch.device("cpu")), "rounds": rounds}}
     report["machine"].pop("host")
     try:
         for name in chosen:
@@ -309,7 +309,10 @@ def main() -> None:
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
     machine = report["machine"]
-    where = f"`python benchmarks/foundation.py`: {machine['cpu_cores']} cores, torch {machine['torch']}."
+    command = f"ROUNDS={machine['rounds']} python benchmarks/foundation.py"
+    where = (
+        f"`{command}`: {machine['cpu_cores']} cores, torch {machine['torch']}. One run of several: see ../README.md."
+    )
     lines = [
         "# Single-device core",
         "",
