@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from distributed_training.strategies.base import StepSettings
-from distributed_training.strategies.update import Update, use_fused
+from distributed_training.strategies.fused import DirectSteps, use_fused
+from distributed_training.strategies.update import Update
 
 
 def parameters() -> list[nn.Parameter]:
@@ -78,6 +81,64 @@ def test_other_optimizers_are_left_alone(kind: type[torch.optim.Optimizer]) -> N
 
 def test_complex_parameters_have_no_fused_kernel() -> None:
     assert not use_fused(torch.optim.SGD([nn.Parameter(torch.ones(2, dtype=torch.complex64))], lr=0.1))
+
+
+DIRECT = [
+    (torch.optim.SGD, {"lr": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.5, "maximize": True}),
+    (torch.optim.SGD, {"lr": torch.tensor(0.1), "momentum": 0.9}),
+    (torch.optim.Adam, {"lr": 0.1, "weight_decay": 0.1}),
+    (torch.optim.Adam, {"lr": 0.1, "amsgrad": True, "betas": (0.5, 0.6)}),
+    (torch.optim.AdamW, {"lr": 0.1, "weight_decay": 0.1, "maximize": True, "eps": 1e-3}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), DIRECT)
+def test_direct_kernel_calls_end_in_the_very_weights_of_the_optimizers_own_step(kind: Any, options: Any) -> None:
+    own, reference = parameters(), parameters()
+    groups = [{"params": [own[0]], "lr": 0.3}, {"params": [own[1]]}]
+    optimizer = kind(groups, **options)
+    plain = kind([{"params": [reference[0]], "lr": 0.3}, {"params": [reference[1]]}], **options, fused=True)
+    assert use_fused(optimizer)
+    update, direct = Update(optimizer, StepSettings(), None), []
+    calls = update._direct_step
+    update._direct_step = lambda gradients: direct.append(calls(gradients)) or direct[-1]  # type: ignore
+    for step in range(5):
+        for a, b in zip(own, reference):
+            b.grad = torch.randn_like(b)
+            a.grad = b.grad.clone()
+        optimizer.param_groups[1]["lr"] = plain.param_groups[1]["lr"] = 0.1 / (step + 1)  # as a schedule does
+        update(torch.tensor(1.0))
+        plain.step()
+        if step == 2:  # a resume replaces state and groups
+            optimizer.load_state_dict(optimizer.state_dict())
+    assert direct[-3:] == [True] * 3, "the kernel was not called directly"
+    for a, b in zip(own, reference):
+        assert torch.equal(a, b)
+    for a, b in zip(own, reference):
+        for key, value in plain.state[b].items():
+            assert torch.equal(torch.as_tensor(optimizer.state[a][key]), torch.as_tensor(value)), key
+
+
+def test_a_step_that_is_not_plain_is_left_to_the_optimizer() -> None:
+    own = parameters()
+    optimizer = torch.optim.SGD(own, lr=0.1, momentum=0.9)
+    use_fused(optimizer)
+    direct = DirectSteps(optimizer)
+    gradients = [torch.ones_like(p) for p in own]
+    assert not direct(gradients)  # no momentum yet
+    for p, gradient in zip(own, gradients):
+        p.grad = gradient
+    optimizer.step()
+    assert not direct(gradients[:1])  # a parameter without gradient
+    assert not direct([gradients[0].to_sparse(), gradients[1]])
+    optimizer.state[own[1]]["momentum_buffer"] = None
+    assert not direct(gradients)
+    optimizer.state[own[1]]["momentum_buffer"] = torch.zeros(2, 2)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    assert not direct(gradients)
+    assert torch.equal(own[0], torch.full((3,), 0.9))
 
 
 def test_parameters_without_a_gradient_are_passed_by() -> None:

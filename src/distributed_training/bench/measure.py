@@ -35,11 +35,15 @@ class Measured:
 
 
 def interleave(variants: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 1) -> dict[str, Measured]:
-    """Run every variant once a round, in turn; each returns its own measurement. The first rounds are thrown away."""
+    """Run every variant once a round; each returns its own measurement. The first rounds are thrown away.
+
+    Every other round runs backwards, so that what a variant leaves behind (caches, heat) does not always meet one other.
+    """
     values: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(warmup + rounds):
-        for name, variant in variants.items():
-            value = variant()
+        order = list(variants)[:: 1 if number % 2 == 0 else -1]
+        for name in order:
+            value = variants[name]()
             if number >= warmup:
                 values[name].append(value)
     return {name: Measured(found) for name, found in values.items()}

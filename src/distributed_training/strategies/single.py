@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distributed_training.strategies.base import StepResult, StepSettings, Strategy
+from distributed_training.strategies.fused import use_fused
 from distributed_training.strategies.portable import (
     load_model_state,
     load_optimizer_state,
@@ -18,7 +19,7 @@ from distributed_training.strategies.portable import (
     optimizer_state,
 )
 from distributed_training.strategies.precision import Precision
-from distributed_training.strategies.update import Update, use_fused
+from distributed_training.strategies.update import Update
 
 
 class SingleDevice(Strategy):

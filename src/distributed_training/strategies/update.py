@@ -15,8 +15,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from distributed_training.strategies.base import StepResult, StepSettings
-
-_FUSABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+from distributed_training.strategies.fused import FUSABLE, DirectSteps
 
 
 class Update:
@@ -30,6 +29,7 @@ class Update:
         self._on_cpu = all(p.device.type == "cpu" for p in self._parameters)
         self._skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self._bare_step = _bare_step(optimizer)
+        self._direct_step = DirectSteps(optimizer)
 
     def __call__(self, loss: Tensor) -> StepResult:
         """Update the weights from the gradients in place, or skip, and clear the gradients."""
@@ -52,21 +52,21 @@ class Update:
 
     def _guarded(self, gradients: list[Tensor], norm: Tensor | None, loss: Tensor) -> StepResult:
         if self._guard == "off":
-            self._step()
+            self._step(gradients)
             return StepResult(norm, False)
         watched = norm if self._guard == "gradients" else loss
         if self._on_cpu:  # reading a value costs nothing here, and sums are cheaper than a norm
             finite = math.isfinite(watched if watched is not None else sum([g.sum().item() for g in gradients]))
             if finite:
-                self._step()
+                self._step(gradients)
             return StepResult(norm, not finite)
         skipped = self._flag(watched, gradients)
         if self._skips_by_itself:  # a fused kernel looks at the flag on the device
             self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
-            self._step()
+            self._step(gradients)
             del self.optimizer.found_inf  # type: ignore[attr-defined]
         elif not skipped.item():  # other optimizers cannot be told on the device: one wait a step
-            self._step()
+            self._step(gradients)
         return StepResult(norm, skipped)
 
     def _flag(self, watched: Tensor | None, gradients: list[Tensor]) -> Tensor:
@@ -80,7 +80,7 @@ class Update:
             watched = torch.stack([g.sum().float() for g in gradients]).sum() if gradients else torch.zeros(())
         return torch.isfinite(watched).logical_not().float().reshape(())
 
-    def _step(self) -> None:
+    def _step(self, gradients: list[Tensor]) -> None:
         optimizer = self.optimizer
         # A learning-rate scheduler puts a `step` of its own on the optimizer, to count the calls.
         hooked = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
@@ -88,7 +88,8 @@ class Update:
             optimizer.step()
             return
         with torch.no_grad():
-            self._bare_step(optimizer)
+            if not (self._on_cpu and self._direct_step(gradients)):  # a GPU's step has a flag to look at
+                self._bare_step(optimizer)
 
     def _scaled(self, gradients: list[Tensor], loss: Tensor) -> StepResult:
         scaler = self._scaler
@@ -119,7 +120,7 @@ class Update:
 def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
     """The step of torch's own optimizers without the wrappers that label it for the profiler and call hooks: these
     cost more than the update of a small model. None where somebody else has a say in the step."""
-    if type(optimizer) not in _FUSABLE:
+    if type(optimizer) not in FUSABLE:
         return None
     step: Any = type(optimizer).step
     while hasattr(step, "__wrapped__"):
@@ -129,22 +130,3 @@ def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
 
 def _profiler_is_on() -> bool:
     return bool(torch.autograd.profiler._is_profiler_enabled)
-
-
-def use_fused(optimizer: Optimizer) -> bool:
-    """Switch an optimizer that has taken no step yet to its fused kernel, where torch has one for its parameters."""
-    if type(optimizer) not in _FUSABLE or optimizer.state:
-        return False
-    defaults = optimizer.defaults
-    settings = [defaults, *optimizer.param_groups]
-    chosen = any(s.get(key) for s in settings for key in ("fused", "foreach", "capturable", "differentiable"))
-    if chosen or defaults.get("fused") is False:  # the user decided
-        return bool(defaults.get("fused"))
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not all(p.is_floating_point() and p.device.type in ("cuda", "cpu") for p in parameters):
-        return False
-    for group in optimizer.param_groups:
-        group["fused"], group["foreach"] = True, False
-    defaults["fused"], defaults["foreach"] = True, False
-    optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-    return True
