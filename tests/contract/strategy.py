@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from distributed_training.runtime.errors import CheckpointError
-from distributed_training.strategies import StepResult, StepSettings, Strategy
+from distributed_training.strategies import Place, StepResult, StepSettings, Strategy
+from distributed_training.strategies.single import SingleDevice
+from distributed_training.training.agreement import from_rank_0
 
 Factory = Callable[[], Strategy]
 TOLERANCE = 1e-6
@@ -86,7 +88,9 @@ def reference(
 
 
 def assert_weights(strategy: Strategy, expected: nn.Module, tolerance: float = TOLERANCE) -> None:
-    weights = strategy.state()["model"]
+    weights = strategy.state().get("model", {})
+    if strategy.rank != 0:  # it has its part in gathering them; only rank 0 must have the whole
+        return
     assert weights.keys() == expected.state_dict().keys()
     for name, value in expected.state_dict().items():
         torch.testing.assert_close(weights[name].cpu(), value, rtol=tolerance, atol=tolerance, msg=name)
@@ -208,20 +212,37 @@ class StrategyContract:
         first, forward = build(optimizer)
         for step in range(3):
             train_step(first, forward, batch(step))
-        state = copy.deepcopy(first.state())
+        state = from_rank_0(first, copy.deepcopy(first.state()))
         second, forward_second = build(optimizer)
         second.load_state(state)
-        assert same(second.state(), state)
+        again = second.state()
+        assert second.rank != 0 or same(again, state)
         for step in range(3, 6):
             train_step(first, forward, batch(step))
             train_step(second, forward_second, batch(step))
         assert same(second.state(), first.state())
         assert_weights(second, reference(optimizer, 6)[0])
 
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    def test_state_goes_into_single_and_back(self, build: Any, optimizer: str) -> None:
+        strategy, forward = build(optimizer)
+        for step in range(2):
+            train_step(strategy, forward, batch(step))
+        alone = SingleDevice(Place(strategy.device))
+        model = make_model().to(strategy.device)
+        inner = alone.setup(model, OPTIMIZERS[optimizer](model), StepSettings())
+        alone.load_state(from_rank_0(strategy, strategy.state()))
+        for step in range(2, 4):
+            train_step(alone, inner, batch(step))
+        strategy.load_state(copy.deepcopy(alone.state()))
+        for step in range(4, 6):
+            train_step(strategy, forward, batch(step))
+        assert_weights(strategy, reference(optimizer, 6)[0])
+
     def test_state_is_full_tensors_by_names_of_parameters(self, build: Any) -> None:
         strategy, forward = build("adamw")
         train_step(strategy, forward, batch(0))
-        state, expected = strategy.state(), make_model().state_dict()
+        state, expected = from_rank_0(strategy, strategy.state()), make_model().state_dict()
         assert {n: v.shape for n, v in state["model"].items()} == {n: v.shape for n, v in expected.items()}
         optimizer = state["optimizer"]
         assert optimizer["kind"] == "AdamW"
@@ -233,10 +254,11 @@ class StrategyContract:
     def test_weights_alone_can_be_loaded(self, build: Any) -> None:
         strategy, forward = build()
         train_step(strategy, forward, batch(0))
-        weights = copy.deepcopy(strategy.state()["model"])
+        weights = from_rank_0(strategy, copy.deepcopy(strategy.state()))["model"]
         other, _ = build("adamw")
         other.load_state({"model": weights})
-        assert same(other.state()["model"], weights)
+        again = other.state()
+        assert other.rank != 0 or same(again["model"], weights)
 
     def test_evaluates_without_an_optimizer(self, build: Any) -> None:
         strategy, forward = build(None)
@@ -245,18 +267,18 @@ class StrategyContract:
             torch.testing.assert_close(forward(x).cpu(), make_model()(batch(0)[0]), rtol=1e-5, atol=1e-5)
         assert "optimizer" not in strategy.state()
         other, _ = build("sgd")
-        strategy.load_state(other.state())  # what it has no use for is left alone
+        strategy.load_state(from_rank_0(other, other.state()))  # what it has no use for is left alone
 
     def test_weights_of_another_shape_are_refused_by_name(self, build: Any) -> None:
         strategy, _ = build()
-        state = copy.deepcopy(strategy.state())
+        state = from_rank_0(strategy, copy.deepcopy(strategy.state()))
         state["model"]["2.weight"] = torch.zeros(4, 8)
         with pytest.raises(CheckpointError, match=r"2\.weight is \(4, 8\) there and \(3, 8\) here"):
             strategy.load_state(state)
 
     def test_weights_of_other_names_are_refused(self, build: Any) -> None:
         strategy, _ = build()
-        state = copy.deepcopy(strategy.state())
+        state = from_rank_0(strategy, copy.deepcopy(strategy.state()))
         state["model"]["extra"] = state["model"].pop("2.bias")
         with pytest.raises(CheckpointError, match=r"missing \['2\.bias'\].*unknown \['extra'\]"):
             strategy.load_state(state)
@@ -265,7 +287,7 @@ class StrategyContract:
         strategy, _ = build("sgd")
         other, _ = build("adamw")
         with pytest.raises(CheckpointError, match=r"AdamW.*SGD"):
-            strategy.load_state(other.state())
+            strategy.load_state(from_rank_0(other, other.state()))
 
     def test_reduce_is_the_sum_over_ranks(self, build: Any) -> None:
         strategy, _ = build()
@@ -278,6 +300,16 @@ class StrategyContract:
         own = torch.full((strategy.rank + 1, 2), strategy.rank, device=strategy.device)  # lengths differ
         gathered = strategy.gather(own)
         assert gathered[:, 0].tolist() == [rank for rank in range(strategy.world_size) for _ in range(rank + 1)]
+
+    def test_broadcast_gives_the_tensor_of_rank_0(self, build: Any) -> None:
+        strategy, _ = build()
+        value = torch.full((2, 3), float(strategy.rank + 5), device=strategy.device)
+        assert strategy.broadcast(value).tolist() == [[5.0] * 3] * 2
+
+    def test_values_of_all_ranks_come_in_rank_order(self, build: Any) -> None:
+        strategy, _ = build()
+        values = strategy.gather_values({"rank": strategy.rank, "text": "x" * strategy.rank})
+        assert values == [{"rank": rank, "text": "x" * rank} for rank in range(strategy.world_size)]
 
     def test_barrier_comes_back(self, build: Any) -> None:
         strategy, _ = build()

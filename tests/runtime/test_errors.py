@@ -15,6 +15,7 @@ EXIT_CODES = {
     "MissingDependencyError": 2,
     "ModelError": 3,
     "OutOfMemoryError": 6,
+    "RanksError": 7,
     "RunDirectoryError": 4,
     "TrainingDivergedError": 5,
 }

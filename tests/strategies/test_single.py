@@ -20,8 +20,10 @@ from tests.contract.strategy import (
 )
 from torch import nn
 
+from distributed_training.config import StrategyConfig
 from distributed_training.runtime.errors import ConfigError
-from distributed_training.strategies import StepSettings, Strategy, make_strategy
+from distributed_training.runtime.world import World
+from distributed_training.strategies import Place, StepSettings, Strategy, make_strategy
 from distributed_training.strategies.single import SingleDevice
 
 CPU = torch.device("cpu")
@@ -30,16 +32,16 @@ CPU = torch.device("cpu")
 class TestSingleDevice(StrategyContract):
     @pytest.fixture
     def strategy_factory(self) -> Factory:
-        return lambda: SingleDevice(CPU)
+        return lambda: SingleDevice(Place(CPU))
 
 
 def set_up(optimizer: str = "sgd", **settings: object) -> tuple[Strategy, nn.Module]:
-    strategy, model = SingleDevice(CPU), make_model()
+    strategy, model = SingleDevice(Place(CPU)), make_model()
     return strategy, strategy.setup(model, OPTIMIZERS[optimizer](model), StepSettings(**settings))  # type: ignore[arg-type]
 
 
 def test_a_step_without_an_optimizer_is_a_mistake_of_ours() -> None:
-    strategy = SingleDevice(CPU)
+    strategy = SingleDevice(Place(CPU))
     strategy.setup(make_model(), None, StepSettings())
     with pytest.raises(AssertionError, match="without an optimizer"):
         strategy.step(torch.zeros(()))
@@ -89,11 +91,20 @@ def test_a_state_with_a_scaler_goes_where_there_is_none_and_back() -> None:
     half.load_state(full.state())
 
 
+def named(name: str) -> Place:
+    return Place(CPU, config=StrategyConfig(name=name))
+
+
 def test_make_strategy_knows_single_and_auto() -> None:
-    assert isinstance(make_strategy("auto", CPU), SingleDevice)
-    assert isinstance(make_strategy("single", CPU), SingleDevice)
+    assert isinstance(make_strategy(named("auto")), SingleDevice)
+    assert isinstance(make_strategy(named("single")), SingleDevice)
 
 
 def test_make_strategy_refuses_an_unknown_name_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'singel' is unknown; known: .*single.*did you mean single"):
-        make_strategy("singel", CPU)
+        make_strategy(named("singel"))
+
+
+def test_single_among_several_processes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="one process, but torchrun started 2"):
+        make_strategy(Place(CPU, World(0, 2, launcher="torchrun"), StrategyConfig(name="single")))

@@ -37,7 +37,7 @@ class Measured:
 def interleave(variants: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 1) -> dict[str, Measured]:
     """Run every variant once a round; each returns its own measurement. The first rounds are thrown away.
 
-    Every other round runs backwards, so that what a variant leaves behind (caches, heat) does not always meet one other.
+    Every other round runs backwards, so that what a variant leaves behind (caches, heat) does not always meet one.
     """
     values: dict[str, list[float]] = {name: [] for name in variants}
     for number in range(warmup + rounds):

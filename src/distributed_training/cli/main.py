@@ -8,6 +8,7 @@ import typer
 
 from distributed_training.cli import config, predict, report, train, validate, version
 from distributed_training.config.errors import DistributedTrainingError
+from distributed_training.runtime import failure
 from distributed_training.runtime.threads import keep_waits_short
 
 app = typer.Typer(
@@ -44,7 +45,9 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except DistributedTrainingError as error:
-        sys.stderr.write(f"error: {error}\n")
+        failure.tell_others(error)
+        failure.record_for_launcher(error)
+        sys.stderr.write(f"{failure.headline() or 'error: '}{error}\n")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -44,7 +44,11 @@ def train(
     show_logs(verbose)
     with build_job(config) as job:
         result = job.train()
-    _say_goodbye(result, config.training.epochs)
+        leads = job.trainer.strategy.rank == 0
+    if leads:
+        _say_goodbye(result, config.training.epochs)
+    elif result.status == "interrupted":
+        sys.exit(_exit_code(result))
 
 
 def _config(words: list[str] | None, resume: str | None) -> Config:
@@ -68,6 +72,10 @@ def _config(words: list[str] | None, resume: str | None) -> Config:
     return config
 
 
+def _exit_code(result: TrainingResult) -> int:
+    return 130 if signal.SIGINT.name in result.reason else 143
+
+
 def _say_goodbye(result: TrainingResult, epochs: int) -> None:
     """The last lines: what came out, where it is, what to try next."""
     from distributed_training.bench.report import write_report
@@ -88,7 +96,7 @@ def _say_goodbye(result: TrainingResult, epochs: int) -> None:
     if result.status == "interrupted":
         say(f"Interrupted ({result.reason}) after {result.steps} steps; everything is saved.")
         say(f"  go on      dtrain train --resume {folder}")
-        sys.exit(130 if signal.SIGINT.name in result.reason else 143)
+        sys.exit(_exit_code(result))
     reason = f": {result.reason}" if result.reason else ""
     say(f"Training {result.status}{reason} ({result.epochs} epochs, {result.steps} steps, {result.seconds:.1f} s)")
     if "val_accuracy" in result.metrics:

@@ -63,6 +63,12 @@ def load_config(
     return config_from_layers(layers)
 
 
+def config_from_environment(values: Mapping[str, Any], source: str) -> Config:
+    """Given values with the DTRAIN_ variables of the environment over them: so a script can be steered from outside."""
+    own = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+    return config_from_layers([(source, dict(values)), *environment_layers(own, where="environment: ")])
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file, interpolations unresolved."""
     from omegaconf import OmegaConf

@@ -170,13 +170,42 @@ class NetworkConfig:
 
 @dataclass(kw_only=True)
 class StrategyConfig:
-    """How one step runs on many devices. `strategy: single` is short for `strategy: {name: single}`."""
+    """How one step runs on many devices. `strategy: ddp` is short for `strategy: {name: ddp}`."""
 
     name: str = "auto"
-    """single, or auto to let the devices and launcher found decide."""
+    """single, dp, ddp, zero1, zero2, zero3, fsdp, deepspeed, accelerate, horovod; auto fits devices and launcher."""
+    backend: str = "auto"
+    """How ranks talk: nccl, gloo, or auto for the one that fits the device."""
+    bucket_mb: float = 25.0
+    """ddp, zero1: gradients travel in buckets of this size while the backward pass goes on."""
+    static_graph: bool = False
+    """ddp, zero1: promise that every step uses the same parameters in the same way; allows more overlap."""
+    find_unused_parameters: bool = False
+    """ddp, zero1: some parameters get no gradient in some steps. Costs a walk over the graph each step."""
+    compression: Literal["none", "fp16", "bf16", "powersgd", "batched_powersgd"] = "none"
+    """ddp, horovod: how gradients are made smaller for the network. All but none change the training slightly."""
+    powersgd_rank: int = 4
+    """Rank of PowerSGD's approximation: more is closer and larger."""
+    powersgd_start_step: int = 100
+    """Steps with whole gradients before PowerSGD begins; the early ones matter most."""
+    powersgd_warm_start: bool = True
+    """Start each approximation from the one before it."""
+    cpu_offload: bool = False
+    """zero2, zero3, fsdp, deepspeed: keep parameters, gradients and optimizer state in CPU memory."""
+    zero_stage: Literal[0, 1, 2, 3] = 2
+    """deepspeed: what is divided among ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
+    deepspeed_config: str | None = None
+    """deepspeed: a DeepSpeed JSON file of your own. What it says must not contradict this config."""
+    plugin: Literal["none", "fsdp", "deepspeed"] = "none"
+    """accelerate: which of its plugins to use. `accelerate launch` may choose one too."""
+    sync_batchnorm: bool = False
+    """Batch norm over the samples of all ranks: exactly as on one device, for more traffic."""
 
     def __post_init__(self) -> None:
         check_types(self, "strategy")
+        positive("strategy.bucket_mb", self.bucket_mb)
+        at_least("strategy.powersgd_rank", self.powersgd_rank, 1)
+        at_least("strategy.powersgd_start_step", self.powersgd_start_step, 2)
 
 
 @dataclass(kw_only=True)

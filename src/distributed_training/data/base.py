@@ -55,17 +55,56 @@ class Splits:
 
 @dataclass(slots=True)
 class Batch:
-    """One global step's share of samples."""
+    """One global step's samples, or one rank's share of them."""
 
     ids: np.ndarray
     """Ids of the samples, in the order of the rows of `data`."""
     data: Any
     """The samples, as `Dataset.fetch` gave them."""
+    step_ids: np.ndarray | None = None
+    """Ids of the whole step, where `ids` are one rank's share of it."""
+    padding: bool = False
+    """True where this rank has no share in the step: the sample here is another rank's and counts for nothing."""
+
+    @property
+    def rows(self) -> int:
+        """Samples in `data`."""
+        return len(self.ids)
 
     @property
     def size(self) -> int:
-        """Number of samples."""
-        return len(self.ids)
+        """Samples that count."""
+        return 0 if self.padding else len(self.ids)
+
+    @property
+    def step_size(self) -> int:
+        """Samples of the whole step, over all ranks."""
+        return len(self.ids) if self.step_ids is None else len(self.step_ids)
+
+
+class Share:
+    """One rank's part of every step: a run of neighbouring rows, as even as it can be."""
+
+    __slots__ = ("rank", "ranks")
+
+    def __init__(self, rank: int = 0, ranks: int = 1) -> None:
+        self.rank, self.ranks = rank, ranks
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Share) and (self.rank, self.ranks) == (other.rank, other.ranks)
+
+    def rows(self, size: int) -> slice:
+        """Which rows of a step of `size` samples. Nothing to do is row 0 again: see `Batch.padding`."""
+        start, end = size * self.rank // self.ranks, size * (self.rank + 1) // self.ranks
+        return slice(start, end) if end > start else slice(0, 1)
+
+    def batch(self, step_ids: np.ndarray, data: Any) -> Batch:
+        """A batch around this rank's rows, which `data` holds already."""
+        if self.ranks == 1:
+            return Batch(step_ids, data)
+        size = len(step_ids)
+        padding = size * self.rank // self.ranks == size * (self.rank + 1) // self.ranks
+        return Batch(step_ids[self.rows(size)], data, step_ids, padding)
 
 
 class BatchSource(ABC):
@@ -74,6 +113,9 @@ class BatchSource(ABC):
     exact = True
     """Whether a resumed or distributed run sees the very same batches; False only for streams without sample ids."""
 
+    share = Share()
+    """Which part of every step is read: the whole, or one rank's. Set before the first batch."""
+
     @property
     @abstractmethod
     def steps_per_epoch(self) -> int | None:
@@ -81,7 +123,10 @@ class BatchSource(ABC):
 
     @abstractmethod
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch]]:
-        """Yield (step, batch) of this epoch from step `start` on. A new call ends the one before it."""
+        """Yield (step, this source's share of the batch) of this epoch from step `start` on.
+
+        A new call ends the one before it.
+        """
 
     def describe(self) -> dict[str, Any]:
         """What must be equal for two runs to see the same batches; kept in checkpoints and compared on resume."""

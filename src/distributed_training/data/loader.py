@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import multiprocessing
 import signal
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchBase
 
-from distributed_training.data.base import Batch, BatchSource, Dataset
-from distributed_training.data.nested import map_tensors, split_every
+from distributed_training.data.base import Batch, BatchSource, Dataset, Share
+from distributed_training.data.nested import map_tensors, split_sizes
 from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.runtime.errors import DataError
@@ -26,6 +30,7 @@ logger = logging.getLogger(__name__)
 _IDS_AT_ONCE = 2**15
 _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2**20
+_STARTS, _BEGINS_WITHIN = 4, 10.0  # attempts, and seconds
 
 
 class Loader(BatchSource):
@@ -64,6 +69,8 @@ class Loader(BatchSource):
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) of this epoch from step `start` on."""
         if self._num_workers:
+            if self._workers is not None and self._workers.dataset._share != self.share:  # type: ignore[attr-defined]
+                self.close()  # they were made for another rank's part
             return self._from_workers(epoch, start)
         return self._in_process(epoch, start)
 
@@ -87,19 +94,21 @@ class Loader(BatchSource):
         self._workers = self._turn = None
 
     def _in_process(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
-        size, key, step = self.plan.batch_size, derive_key(self.plan.seed, epoch), start
+        size, key, step, share = self.plan.batch_size, derive_key(self.plan.seed, epoch), start, self.share
         together = self._steps_fetched_together() * size
         planned = max(1, _IDS_AT_ONCE // size)
         for first in range(start, self.steps_per_epoch, planned):
             ids = self.plan.span(epoch, first, min(first + planned, self.steps_per_epoch))
             for offset in range(0, len(ids), together):
                 some = ids[offset : offset + together]
-                data = fetch(self.dataset, some, key)
+                steps = [some[at : at + size] for at in range(0, len(some), size)]
+                own = [step_ids[share.rows(len(step_ids))] for step_ids in steps] if share.ranks > 1 else steps
+                data = fetch(self.dataset, np.concatenate(own) if share.ranks > 1 else some, key)
                 if self._pin_memory:
                     data = map_tensors(torch.Tensor.pin_memory, data)
-                batches = split_every(data, size) if len(some) > size else [data]
-                for number, batch in enumerate(batches):
-                    yield step, Batch(some[number * size : (number + 1) * size], batch)
+                batches = split_sizes(data, [len(rows) for rows in own]) if len(own) > 1 else [data]
+                for step_ids, batch in zip(steps, batches):
+                    yield step, share.batch(step_ids, batch)
                     step += 1
 
     def _steps_fetched_together(self) -> int:
@@ -109,31 +118,52 @@ class Loader(BatchSource):
         return max(1, min(_STEPS_AT_ONCE, _BYTES_AT_ONCE // batch_bytes))
 
     def _from_workers(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
-        if self._workers is None:
-            self._workers = DataLoader(
-                _Steps(self.dataset, self.plan),
+        self._cursor.epoch, self._cursor.start = epoch, start
+        batches = self._start_workers() if self._workers is None else iter(self._workers)
+        turn = self._turn = object()
+        try:
+            for step, data in enumerate(batches, start):
+                if isinstance(data, _Failure):
+                    logger.debug("%s", data.trace)
+                    raise DataError(f"{data.message}; in a loader process, at epoch {epoch}, step {step}")
+                yield step, self.share.batch(self.plan.ids(epoch, step), data)
+                if self._turn is not turn:  # a newer call reads from the workers now: its batches are not ours
+                    return
+        except RuntimeError as error:
+            raise _worker_error(error, self._deadline) from error
+
+    def _start_workers(self) -> Iterator[Any]:
+        """Make the worker processes and see each of them begin.
+
+        In a process with threads a fork can come up dead: up to Python 3.11 the child waits for ever if another thread
+        was just then being made or ended. Ranks have such threads, so a worker that does not begin is made anew.
+        """
+        for attempt in range(_STARTS):
+            begun = multiprocessing.get_context("fork").Value("i", 0)
+            workers = DataLoader(
+                _Steps(self.dataset, self.plan, self.share),
                 batch_size=None,  # an item is a whole batch already
                 collate_fn=_as_it_is,  # torch's own would make lists of tuples
                 sampler=self._cursor,
                 num_workers=self._num_workers,
                 persistent_workers=True,
                 pin_memory=self._pin_memory,
-                worker_init_fn=_ignore_signals,
+                worker_init_fn=functools.partial(_begin, begun),
                 timeout=self._deadline,
                 generator=torch.Generator(),  # or it would draw from the training's own
             )
-        self._cursor.epoch, self._cursor.start = epoch, start
-        turn = self._turn = object()
-        try:
-            for step, data in enumerate(self._workers, start):
-                if isinstance(data, _Failure):
-                    logger.debug("%s", data.trace)
-                    raise DataError(f"{data.message}; in a loader process, at epoch {epoch}, step {step}")
-                yield step, Batch(self.plan.ids(epoch, step), data)
-                if self._turn is not turn:  # a newer call reads from the workers now: its batches are not ours
-                    return
-        except RuntimeError as error:
-            raise _worker_error(error, self._deadline) from error
+            batches: Any = iter(workers)
+            end = time.monotonic() + _BEGINS_WITHIN * (attempt + 1)
+            while begun.value < self._num_workers and time.monotonic() < end:
+                time.sleep(0.001)
+            if begun.value == self._num_workers:
+                self._workers = workers
+                return cast("Iterator[Any]", batches)
+            logger.warning("a loader process did not begin; starting the loader processes anew")
+            for process in batches._workers:
+                process.kill()
+            batches._shutdown_workers()
+        raise DataError(f"loader processes did not begin, in {_STARTS} attempts; try data.num_workers=0")
 
 
 class _Cursor:
@@ -160,13 +190,14 @@ class _Failure:
 class _Steps(TorchBase[Any]):
     """Runs in the workers: computes the ids of a step by itself and fetches them. Nothing is sent but (epoch, step)."""
 
-    def __init__(self, dataset: Dataset, plan: Plan) -> None:
-        self._dataset, self._plan = dataset, plan
+    def __init__(self, dataset: Dataset, plan: Plan, share: Share) -> None:
+        self._dataset, self._plan, self._share = dataset, plan, share
 
     def __getitem__(self, at: tuple[int, int]) -> Any:
         epoch, step = at
         try:
-            return fetch(self._dataset, self._plan.ids(epoch, step), derive_key(self._plan.seed, epoch))
+            ids = self._plan.ids(epoch, step)
+            return fetch(self._dataset, ids[self._share.rows(len(ids))], derive_key(self._plan.seed, epoch))
         except Exception as error:
             message = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
             return _Failure(message, traceback.format_exc())
@@ -176,8 +207,10 @@ def _as_it_is(data: Any) -> Any:
     return data
 
 
-def _ignore_signals(_: int) -> None:
-    """Ctrl-C reaches every process of the terminal; only the training process decides what it means."""
+def _begin(begun: Any, _: int) -> None:
+    """The first thing that a worker does. Ctrl-C reaches every process of the terminal; only the training decides."""
+    with begun.get_lock():
+        begun.value += 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

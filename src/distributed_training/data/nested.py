@@ -52,24 +52,25 @@ def batch_length(data: Any) -> int:
 
 
 def split_batch(data: Any, size: int, parts: int) -> list[tuple[int, Any]]:
-    """Cut a batch of `size` samples into at most `parts` micro-batches of nearly equal size, as (samples, views).
+    """Cut a batch of `size` samples into `parts` micro-batches of nearly equal size, as (samples that count, views).
 
-    Tensors whose first dimension is not the batch (a scalar, a shared table) go to every part whole.
+    Where there are fewer samples than parts, some parts hold the first sample again and count zero. Tensors whose first
+    dimension is not the batch (a scalar, a shared table) go to every part whole.
     """
-    parts = max(min(parts, size), 1)
     bounds = [size * k // parts for k in range(parts + 1)]
 
     def cut(start: int, end: int) -> Any:
-        return map_tensors(lambda t: t[start:end] if t.ndim and len(t) == size else t, data)
+        rows = slice(start, end) if end > start else slice(0, 1)
+        return map_tensors(lambda t: t[rows] if t.ndim and len(t) == size else t, data)
 
     return [(end - start, cut(start, end)) for start, end in pairwise(bounds)]
 
 
-def split_every(data: Any, size: int) -> list[Any]:
-    """Cut gathered samples into batches of `size`, the last one smaller: views, made in one call a tensor."""
+def split_sizes(data: Any, sizes: list[int]) -> list[Any]:
+    """Cut gathered samples into batches of these sizes: views, made in one call a tensor."""
     if isinstance(data, Tensor):
-        return list(data.split(size))
+        return list(data.split(sizes))
     if isinstance(data, Mapping):
-        return [dict(zip(data, values)) for values in zip(*(split_every(value, size) for value in data.values()))]
-    columns = zip(*(split_every(value, size) for value in data))
+        return [dict(zip(data, values)) for values in zip(*(split_sizes(value, sizes) for value in data.values()))]
+    columns = zip(*(split_sizes(value, sizes) for value in data))
     return list(columns) if isinstance(data, tuple) else [list(values) for values in columns]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distributed_training.data.base import Batch, BatchSource
-from distributed_training.data.nested import batch_length
+from distributed_training.data.nested import batch_length, map_tensors
 from distributed_training.runtime.errors import DataError
 
 logger = logging.getLogger(__name__)
@@ -55,10 +55,17 @@ class StreamSource(BatchSource):
         for step, data in enumerate(self._batches):
             size = batch_length(data)
             if step >= start:
-                yield step, Batch(np.arange(first, first + size), data)
+                yield step, self.share.batch(np.arange(first, first + size), self._own_rows(data, size))
             first += size  # also of the batches read past, so that a resume numbers samples as the whole epoch does
         if step < 0:
             raise DataError(
                 f"{type(self._batches).__name__} gave no batch in epoch {epoch}: the dataset is empty, "
                 "or a generator that can be read only once (pass something that starts anew with each iter())"
             )
+
+    def _own_rows(self, data: Any, size: int) -> Any:
+        """Every rank reads the whole stream and keeps its part: without ids there is no other way to divide it."""
+        if self.share.ranks == 1:
+            return data
+        rows = self.share.rows(size)
+        return map_tensors(lambda t: t[rows] if t.ndim and len(t) == size else t, data)

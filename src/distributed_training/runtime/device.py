@@ -14,12 +14,15 @@ if TYPE_CHECKING:  # imported in the functions: this module must stay cheap for 
     import torch
 
 
-def choose_device(name: str = "auto") -> torch.device:
-    """The torch device for a setting: auto takes a GPU when there is one."""
+def choose_device(name: str = "auto", local_rank: int = 0) -> torch.device:
+    """The torch device for a setting: auto takes a GPU when there is one. Ranks on one machine take one GPU each."""
     import torch
 
+    if name in ("auto", "cuda") and torch.cuda.is_available():
+        count = torch.cuda.device_count()
+        return torch.device("cuda", local_rank % count) if local_rank else torch.device("cuda")
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device("cpu")
     try:
         device = torch.device(name)
     except RuntimeError:

@@ -12,6 +12,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelError",
     "OutOfMemoryError",
+    "RanksError",
     "RunDirectoryError",
     "TrainingDivergedError",
 ]
@@ -57,3 +58,9 @@ class MissingDependencyError(DistributedTrainingError):
     """An optional library is needed for what was asked."""
 
     exit_code = 2
+
+
+class RanksError(DistributedTrainingError):
+    """The ranks of a job do not come together, or differ in something that must be equal. Names ranks and address."""
+
+    exit_code = 7

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-import torch
-
 from distributed_training.config.check import did_you_mean
 from distributed_training.runtime.errors import ConfigError
 from distributed_training.runtime.imports import import_object
-from distributed_training.strategies.base import StepResult, StepSettings, Strategy
+from distributed_training.strategies.auto import choose_strategy
+from distributed_training.strategies.base import Place, StepResult, StepSettings, Strategy
 
-__all__ = ["STRATEGIES", "StepResult", "StepSettings", "Strategy", "make_strategy"]
+__all__ = ["STRATEGIES", "Place", "StepResult", "StepSettings", "Strategy", "make_strategy"]
 
 STRATEGIES = {
     "single": "distributed_training.strategies.single:SingleDevice",
+    "dp": "distributed_training.strategies.dp:DataParallel",
+    "ddp": "distributed_training.strategies.ddp:DDP",
+    "zero1": "distributed_training.strategies.zero1:Zero1",
+    "zero2": "distributed_training.strategies.zero2:Zero2",
+    "zero3": "distributed_training.strategies.zero3:Zero3",
+    "fsdp": "distributed_training.strategies.fsdp:FSDP",
+    "deepspeed": "distributed_training.strategies.deepspeed:DeepSpeed",
+    "accelerate": "distributed_training.strategies.accelerate:Accelerate",
+    "horovod": "distributed_training.strategies.horovod:Horovod",
 }
 
 
-def make_strategy(name: str, device: torch.device) -> Strategy:
-    """The strategy of this name. auto: what fits the devices and launcher found."""
+def make_strategy(place: Place) -> Strategy:
+    """The strategy that the config names. auto: what fits the devices and launcher found."""
+    name = place.config.name
     if name == "auto":
-        name = "single"
+        name = choose_strategy(place)
     if name not in STRATEGIES:
         raise ConfigError(
-            f"strategy={name!r} is unknown; known: {', '.join(STRATEGIES)}{did_you_mean(name, STRATEGIES)}"
+            f"strategy={name!r} is unknown; known: auto, {', '.join(STRATEGIES)}{did_you_mean(name, STRATEGIES)}"
         )
-    strategy: Strategy = import_object(STRATEGIES[name], "strategy.name")(device)
+    strategy: Strategy = import_object(STRATEGIES[name], "strategy.name")(place)
     return strategy

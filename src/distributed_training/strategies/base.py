@@ -6,15 +6,35 @@ the same weights as `single`, up to the order of floating-point sums.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from distributed_training.config import StrategyConfig
+from distributed_training.runtime.world import World
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a strategy runs: what every one of them is made from."""
+
+    device: torch.device
+    """The device of this process."""
+    world: World = field(default_factory=World)
+    """This process among all of the job."""
+    config: StrategyConfig = field(default_factory=StrategyConfig)
+    """The `strategy` section of the config."""
+    deadline: float = 300.0
+    """The longest wait for other ranks, in seconds."""
+    batch_size: int = 1
+    """Samples of a global step: some libraries want to be told."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +69,15 @@ class Strategy(ABC):
     """
 
     name: str
+    exact = True
+    """Whether the training is that of `single` up to the order of sums; False where something is rounded on the way."""
     device: torch.device
     rank: int = 0
     world_size: int = 1
+
+    @abstractmethod
+    def __init__(self, place: Place) -> None:
+        """Join the other ranks, where there are any. A place that it cannot run in is refused by a ConfigError."""
 
     @abstractmethod
     def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:
@@ -67,7 +93,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`, which is weighted so that the sum over micro-batches and ranks is the mean."""
+        """Add the gradients of `loss`, weighted so that their sum over micro-batches and ranks is the step's mean."""
 
     @abstractmethod
     def step(self, loss: Tensor) -> StepResult:
@@ -81,16 +107,29 @@ class Strategy(ABC):
         """The tensors of all ranks one after the other in rank order; their first dimensions may differ."""
         return value
 
+    def broadcast(self, value: Tensor) -> Tensor:
+        """The tensor of rank 0 on every rank, in place; of the same shape and type everywhere."""
+        return value
+
+    def gather_values(self, value: Any) -> list[Any]:
+        """A small value of every rank, in rank order; anything JSON can hold."""
+        if self.world_size == 1:
+            return [value]
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(self.device)
+        lengths = self.gather(torch.tensor([len(text)], device=self.device)).tolist()
+        parts = self.gather(text).cpu().split(lengths)
+        return [json.loads(bytes(part.numpy())) for part in parts]
+
     @abstractmethod
     def state(self) -> dict[str, Any]:
         """Weights, optimizer and scaler in the portable form: full tensors by parameter name, whatever the strategy.
 
-        The tensors may be the live ones: the caller copies them before the next step.
+        The tensors may be the live ones: the caller copies them before the next step. Only rank 0's are looked at.
         """
 
     @abstractmethod
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take a `state` that any strategy gave, on any number of ranks."""
+        """Take a `state` that any strategy gave, on any number of ranks. Every rank is given the whole."""
 
     def barrier(self) -> None:  # noqa: B027 (nothing to wait for alone)
         """Wait until every rank is here."""

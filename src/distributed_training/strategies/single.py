@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from distributed_training.strategies.base import StepResult, StepSettings, Strategy
+from distributed_training.runtime.errors import ConfigError
+from distributed_training.strategies.base import Place, StepResult, StepSettings, Strategy
 from distributed_training.strategies.fused import use_fused
 from distributed_training.strategies.portable import (
     load_model_state,
@@ -27,8 +28,13 @@ class SingleDevice(Strategy):
 
     name = "single"
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, place: Place) -> None:
+        if place.world.size > 1 and type(self) is SingleDevice:
+            raise ConfigError(
+                f"strategy=single is one process, but {place.world.launcher} started {place.world.size}; "
+                "use strategy=auto, or start one"
+            )
+        self.device = place.device
         self._precision: Precision | None = None
 
     def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:

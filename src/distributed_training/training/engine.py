@@ -39,9 +39,12 @@ class Engine:
         self._forms = Forms(model, criterion, training.loss)
         self._transform = ImageTransform(config.data.augment, training.seed)
         self._moves = strategy.device.type != "cpu"
+        self.batch: Batch | None = None
+        """The batch that was placed last."""
 
     def place(self, batch: Batch, epoch: int = 0, *, training: bool = False) -> Any:
         """The batch's data on the device, images transformed there; augmented only in training."""
+        self.batch = batch
         data = to_device(batch.data, self.strategy.device) if self._moves else batch.data
         return self._transform(data, batch.ids, epoch, training=training)
 

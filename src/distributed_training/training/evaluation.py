@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from distributed_training.data.base import Batch, BatchSource
 from distributed_training.data.nested import map_tensors
 from distributed_training.runtime.errors import DataError, ModelError
+from distributed_training.strategies.base import Strategy
 from distributed_training.training.engine import Engine
 from distributed_training.training.forms import Answer, is_classification
 
@@ -19,27 +21,64 @@ Metrics = Mapping[str, Any]
 
 
 def evaluate(engine: Engine, source: BatchSource, metrics: Metrics | None) -> dict[str, float]:
-    """Mean loss over all samples and torchmetrics (accuracy for classifiers, unless others are given)."""
-    device = engine.strategy.device
-    total = torch.zeros((), device=device, dtype=torch.float64)
+    """Mean loss over all samples and torchmetrics (accuracy for classifiers, unless others are given).
+
+    Ranks share the samples of each batch, and their sums are put together at the end: as exact as one process.
+    """
+    strategy = engine.strategy
+    total = torch.zeros((), device=strategy.device, dtype=torch.float64)
     samples = 0
     chosen: dict[str, Any] | None = None
     with _evaluating(engine.model):
         for answer, batch in _answers(engine, source, need_loss=True):
             assert answer.loss is not None
+            if chosen is None:
+                chosen = _start(metrics, answer, strategy.device)
+            if batch.padding:  # another rank's sample: run for its part in the exchange, not counted
+                continue
             total += answer.loss.double() * batch.size
             samples += batch.size
-            if chosen is None:
-                chosen = _start(metrics, answer, device)
             for metric in chosen.values():
                 metric.update(answer.output, answer.targets)
+    shared = source.share.ranks > 1
+    if shared:
+        total, samples = strategy.reduce(total), int(strategy.reduce(torch.tensor(samples, device=strategy.device)))
     if not samples:
         raise DataError("the validation data is empty")
     values = {"loss": float(total) / samples}
+    for metric in (chosen or {}).values():
+        _put_together(metric, strategy if shared else None)
     for name, metric in (chosen or {}).items():
         values |= _numbers(name, metric.compute())
         metric.reset()
     return values
+
+
+def _put_together(metric: Any, strategy: Strategy | None) -> None:
+    """Let a torchmetric sum over all ranks through the strategy when it is computed; with None, not at all."""
+    part: Any
+    for part in metric.modules() if isinstance(metric, nn.Module) else ():
+        if hasattr(part, "dist_sync_fn"):
+            part.distributed_available_fn = (lambda: True) if strategy is not None else (lambda: False)
+            part.dist_sync_fn = functools.partial(_parts_of_ranks, strategy) if strategy is not None else None
+
+
+def _parts_of_ranks(strategy: Strategy, value: Tensor, group: Any = None) -> list[Tensor]:
+    if value.ndim == 0:
+        return list(strategy.gather(value[None]).unbind())
+    lengths = strategy.gather(torch.tensor([len(value)], device=value.device)).tolist()
+    return list(strategy.gather(value).split(lengths))
+
+
+def gather_rows(strategy: Strategy, value: Any, batch: Batch | None) -> Any:
+    """The rows of every rank's part of a batch, in the batch's order; padding is left out."""
+    padding = batch is not None and batch.padding
+
+    def gather(tensor: Tensor) -> Tensor:
+        rows = tensor[None] if tensor.ndim == 0 else tensor
+        return strategy.gather(rows[:0] if padding else rows)
+
+    return map_tensors(gather, value)
 
 
 def _numbers(name: str, value: Any) -> dict[str, float]:
@@ -54,8 +93,11 @@ def predict(engine: Engine, source: BatchSource) -> Any:
     """The model's outputs for all samples, on the CPU, in the dataset's order."""
     outputs: list[Any] = []
     with _evaluating(engine.model):
-        for answer, _ in _answers(engine, source, need_loss=False):
-            outputs.append(map_tensors(lambda t: t.float().cpu() if t.is_floating_point() else t.cpu(), answer.output))
+        for answer, batch in _answers(engine, source, need_loss=False):
+            output = answer.output
+            if source.share.ranks > 1:
+                output = gather_rows(engine.strategy, output, batch)
+            outputs.append(map_tensors(lambda t: t.float().cpu() if t.is_floating_point() else t.cpu(), output))
     if outputs and all(isinstance(output, Tensor) for output in outputs):
         return torch.cat(outputs)
     return outputs

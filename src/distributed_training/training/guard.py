@@ -73,8 +73,8 @@ class NonfiniteGuard:
 def _culprit(batch: Batch) -> str:
     """Which samples of the batch hold NaN or infinity themselves, if any."""
     for tensor in tensors_in(batch.data):
-        if tensor.is_floating_point() and tensor.ndim and len(tensor) == batch.size:
-            bad = (~torch.isfinite(tensor.reshape(batch.size, -1))).any(1).nonzero().flatten().tolist()
+        if tensor.is_floating_point() and tensor.ndim and len(tensor) == batch.rows:
+            bad = (~torch.isfinite(tensor.reshape(batch.rows, -1))).any(1).nonzero().flatten().tolist()
             if bad:
                 names = ", ".join(str(batch.ids[row]) for row in bad[:5])
                 return f"; the inputs of sample {names} are not finite"

@@ -37,6 +37,7 @@ class Job:
         self.train_data.close()
         if self.val_data is not None:
             self.val_data.close()
+        self.trainer.close()
 
     def __enter__(self) -> Job:
         return self

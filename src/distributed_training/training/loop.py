@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from distributed_training.strategies.base import Strategy
 from distributed_training.training.callbacks import Callback
 from distributed_training.training.guard import NonfiniteGuard
 from distributed_training.training.ledger import Ledger
@@ -28,7 +29,8 @@ class Loop:
         self.session, self.source, self.scheduler = session, session.source, session.scheduler
         self.step, self.schedule, self.ledger = step, schedule, ledger
         self.guard = NonfiniteGuard(config.training.max_nonfinite_steps, trainer.device)
-        self.meter = LossMeter()
+        self.meter = LossMeter(trainer.strategy)
+        self._stop = StopVote(session)
         # Only callbacks that look at steps are asked at steps.
         self._watchers = [c for c in trainer.callbacks if type(c).on_step_end is not Callback.on_step_end]
         self._log_every, self._save_every = config.training.log_every, config.checkpoint.every_steps
@@ -47,6 +49,7 @@ class Loop:
                 session.end_epoch(cursor.epoch)
                 cursor.epoch, cursor.step = cursor.epoch + 1, 0
                 session.epoch_done()
+                self._stop.vote()
 
     def _epoch(self, epoch: int) -> None:
         trainer, steps = self.session.trainer, self.source.steps_per_epoch
@@ -57,8 +60,8 @@ class Loop:
             self.schedule.apply(epoch, step, steps)
             loss, result = self.step(batch, epoch, step)
             self.guard.update(result, batch, epoch, step)
-            self.meter.add(loss, batch.size, result.norm)
-            self.ledger.record(epoch, step, batch.ids)
+            self.meter.add(loss, batch.step_size, result.norm)
+            self.ledger.record(epoch, step, batch.ids if batch.step_ids is None else batch.step_ids)
             if self.scheduler is not None:
                 self.scheduler.step()
             cursor.step = step + 1
@@ -69,6 +72,7 @@ class Loop:
                 self.log(epoch, step, steps)
             if self._save_every and cursor.global_step % self._save_every == 0 and cursor.step != steps:
                 self.session.save()
+            self._stop.step_done()
             if trainer.stopping:
                 return
         if self.meter.pending:
@@ -83,13 +87,49 @@ class Loop:
         self.session.log(metrics)
 
 
+class StopVote:
+    """Ranks must stop at the same step, but a signal or a callback may reach only one of them: so they vote.
+
+    About once a second, and in the same steps on all ranks. One process alone needs no vote.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._strategy = session, session.trainer.strategy
+        self._alone = self._strategy.world_size == 1
+        self._every, self._steps, self._since = 1, 0, time.perf_counter()
+
+    def step_done(self) -> None:
+        """Vote, if it is time."""
+        if self._alone:
+            return
+        self._steps += 1
+        if self._steps >= self._every:
+            self.vote()
+
+    def vote(self) -> None:
+        """Stop on all ranks if one of them is to stop."""
+        if self._alone:
+            return
+        session, now = self._session, time.perf_counter()
+        own = [bool(session.signals.received), bool(session.trainer.own_wish_to_stop), now - self._since, self._steps]
+        signals, wishes, seconds, steps = self._strategy.reduce(
+            torch.tensor(own, dtype=torch.float64, device=self._strategy.device).float()
+        ).tolist()
+        session.agree(bool(signals), bool(wishes))
+        if seconds > 0 and steps:
+            self._every = max(1, min(1000, int(_VOTE_SECONDS * steps / seconds)))
+        self._steps, self._since = 0, now
+
+
+_VOTE_SECONDS = 1.0
 _PENDING = 1024
 
 
 class LossMeter:
-    """Mean loss over samples since it was last read. Losses wait on the device and are read together."""
+    """Mean loss over the samples of all ranks since it was last read. Losses wait on the device until then."""
 
-    def __init__(self) -> None:
+    def __init__(self, strategy: Strategy | None = None) -> None:
+        self._strategy = strategy if strategy is not None and strategy.world_size > 1 else None
         self._losses: list[torch.Tensor] = []
         self._sizes: list[int] = []
         self._sum, self._counted, self._samples = 0.0, 0, 0
@@ -141,8 +181,12 @@ class LossMeter:
         """Read what waits on the device. A step that was skipped, its loss not finite, has nothing worth averaging."""
         if not self._losses:
             return
-        on_cpu = self._losses[0].device.type == "cpu"
-        values = [loss.item() for loss in self._losses] if on_cpu else torch.stack(self._losses).tolist()
+        if self._strategy is not None:  # each rank has its part of the losses
+            values = self._strategy.reduce(torch.stack(self._losses).float()).tolist()
+        elif self._losses[0].device.type == "cpu":
+            values = [loss.item() for loss in self._losses]
+        else:
+            values = torch.stack(self._losses).tolist()
         for value, size in zip(values, self._sizes):
             if math.isfinite(value):
                 self._sum += value * size

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +21,7 @@ from distributed_training.runtime.seeds import generators_state, restore_generat
 from distributed_training.runtime.signals import StopSignals
 from distributed_training.tracking import RunInfo, Trackers, make_trackers
 from distributed_training.training import evaluation
+from distributed_training.training.agreement import check_same_everywhere, from_rank_0
 from distributed_training.training.ledger import Ledger
 from distributed_training.training.loop import Loop
 from distributed_training.training.progress import make_progress
@@ -44,18 +46,29 @@ class Session:
         self.trainer, self.source, self.validation, self.scheduler = trainer, source, validation, scheduler
         trainer.cursor, trainer.last_metrics = Cursor(), {}
         seed_everything(config.training.seed)
-        self.run_dir: RunDirectory | None
-        self.start: CheckpointInfo | None
-        self.run_dir, self.start = find_start(config, trainer.run_dir, resume, type(trainer.model).__name__)
-        self.trackers = make_trackers(config.tracking, trainer.strategy.rank) if self.run_dir else Trackers([])
+        self.agreed = ""
+        """Why all ranks are to stop, once they have agreed."""
+        self.leads = trainer.strategy.rank == 0
+        """Whether this rank has the files, trackers and bars of the run. The others only compute."""
+        self.run_dir: RunDirectory | None = None
+        self.start: CheckpointInfo | None = None
+        check_same_everywhere(trainer.strategy, config, trainer.model, self._source_facts)
+        if self.leads:
+            self.run_dir, self.start = find_start(config, trainer.run_dir, resume, type(trainer.model).__name__)
+        self.writes = trainer.run_dir is not False
+        self.trackers = make_trackers(config.tracking, trainer.strategy.rank) if self.writes else Trackers([])
         self.store = (
             CheckpointStore(self.run_dir.checkpoints, config.checkpoint, config.run.deadline) if self.run_dir else None
         )
-        self.signals = StopSignals()
-        self._progress = make_progress(config.run.progress)
+        self.signals = StopSignals(repeated=trainer.strategy.world_size > 1)
+        self._progress = make_progress(config.run.progress) if self.leads else None
         self.loop: Loop  # made when the run begins
         self._saved_step = -1
-        self._prepared = self._warned = False
+        self._prepared = self._warned = self._signalled = False
+        # A rank that is told to stop while it waits for one that is gone would wait for ever.
+        watch = getattr(trainer.strategy, "watch", None)
+        if watch is not None:
+            watch.told_to_stop = lambda: self.signals.received is not None
 
     def run(self) -> TrainingResult:
         """Train, and leave everything closed and reported whatever happens."""
@@ -99,11 +112,12 @@ class Session:
     def save(self) -> None:
         """Checkpoint the training as it stands."""
         trainer = self.trainer
-        if self.store is None or self._saved_step == trainer.cursor.global_step:
+        if not self.writes or self._saved_step == trainer.cursor.global_step:
             return
         self.loop.ledger.flush()
-        cursor = trainer.cursor
-        self.store.save(self._state(), step=cursor.global_step, epoch=cursor.epoch, metrics=trainer.last_metrics)
+        cursor, state = trainer.cursor, self._state()  # all ranks have a part in it
+        if self.store is not None:
+            self.store.save(state, step=cursor.global_step, epoch=cursor.epoch, metrics=trainer.last_metrics)
         self._saved_step = cursor.global_step
         self._report_committed()
 
@@ -111,9 +125,11 @@ class Session:
         """Metrics at this step to trackers and callbacks."""
         self.trainer.last_metrics |= metrics
         self.trackers.log(metrics, self.trainer.cursor.global_step)
-        if self.store is not None and not self._prepared:  # not earlier: optimizers make their state in the first step
+        if self.writes and not self._prepared:  # not earlier: optimizers make their state in the first step
             self._prepared = True
-            self.store.prepare(self._state())
+            state = self._state()
+            if self.store is not None:
+                self.store.prepare(state)
         self.trainer.notify("on_log", metrics)
         self._report_committed()
 
@@ -149,9 +165,12 @@ class Session:
 
     def _begin(self, ledger: Ledger) -> None:
         trainer = self.trainer
-        if self.start is not None and self.store is not None:
-            self._load(self.store.load(self.start))
-            self._announce(self.start)
+        state = self.store.load(self.start) if self.start is not None and self.store is not None else None
+        state = from_rank_0(trainer.strategy, state)
+        if state is not None:
+            self._load(state)
+            if self.start is not None:
+                self._announce(self.start)
             ledger.resumed(trainer.cursor.epoch, trainer.cursor.step)
             self._saved_step = trainer.cursor.global_step
         if self.run_dir is not None:
@@ -178,9 +197,16 @@ class Session:
         if self.store is not None:
             self.store.wait()
         self._report_committed()
+        trainer.strategy.barrier()  # nobody leaves before the last checkpoint is safe
         if complete:
             return "completed"
-        return "interrupted" if self.signals.received is not None else "stopped early"
+        return "interrupted" if self._signalled or self.signals.received is not None else "stopped early"
+
+    def agree(self, signalled: bool, wished: bool) -> None:
+        """What the ranks voted: stop because one of them received a signal, or because one wishes to."""
+        if signalled or wished:
+            self._signalled = self._signalled or signalled
+            self.agreed = self.trainer.own_wish_to_stop or f"asked by {'a signal to ' if signalled else ''}another rank"
 
     def _finish(self, status: str, began: float) -> None:
         """Close what is open without hiding an error that is on its way."""
@@ -202,6 +228,7 @@ class Session:
         trainer = self.trainer
         best = self.store.best() if self.store is not None else None
         reason = f"{self.signals.received.name} received" if self.signals.received is not None else trainer.stopping
+        path = trainer.strategy.gather_values(str(self.run_dir.path) if self.run_dir else None)[0]
         return TrainingResult(
             status=status,
             reason=reason,
@@ -210,7 +237,7 @@ class Session:
             seconds=time.perf_counter() - began,
             metrics=dict(trainer.last_metrics),
             skipped_steps=self.loop.guard.skipped,
-            run_dir=self.run_dir.path if self.run_dir else None,
+            run_dir=Path(path) if path else None,
             best_checkpoint=best.path if best is not None else None,
         )
 
@@ -232,8 +259,8 @@ class Session:
 
     def _load(self, state: Mapping[str, Any]) -> None:
         trainer = self.trainer
-        assert self.start is not None
-        check_same_training(state, self._source_facts, self.config, self.start.path)
+        if self.start is not None:
+            check_same_training(state, self._source_facts, self.config, self.start.path)
         trainer.strategy.load_state(state)
         if self.scheduler is None and state["config"]["training"]["lr"] != self.config.training.lr:
             self.loop.schedule.set_peaks()  # the user wants another rate than the one that was saved

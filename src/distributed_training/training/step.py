@@ -9,7 +9,7 @@ from torch import Tensor
 
 from distributed_training.data.base import Batch
 from distributed_training.data.nested import split_batch
-from distributed_training.data.plan import derive_key
+from distributed_training.data.plan import derive_key, extend_key
 from distributed_training.runtime.errors import DataError
 from distributed_training.runtime.seeds import seed_torch
 from distributed_training.strategies.base import StepResult
@@ -25,16 +25,21 @@ class TrainStep:
         self._engine, self._strategy, self._autocast = engine, engine.strategy, engine.autocast
         self._parts, self._seed = parts, seed
         self._epoch, self._epoch_key = -1, 0
+        self._ranks = engine.strategy.world_size
 
     def __call__(self, batch: Batch, epoch: int, step: int) -> tuple[Tensor, StepResult]:
-        """(mean loss over the batch, what the update did); both stay on the device."""
+        """(loss, what the update did); both stay on the device. The losses of all ranks add up to the step's mean."""
         if epoch != self._epoch:
             self._epoch, self._epoch_key = epoch, derive_key(self._seed, epoch)
+            if self._strategy.rank:  # other samples, so other dropout
+                self._epoch_key = extend_key(self._epoch_key, self._strategy.rank)
         seed_torch(self._epoch_key + step & _SEEDS, self._strategy.device)
         data = self._engine.place(batch, epoch, training=True)
         if self._parts == 1:
             with self._autocast:
                 loss = self._loss(data, batch)
+                if self._ranks > 1:
+                    loss = loss * (batch.size / batch.step_size)
             self._strategy.backward(loss)
             loss = loss.detach()
         else:
@@ -44,11 +49,12 @@ class TrainStep:
     def _in_parts(self, data: Any, batch: Batch) -> Tensor:
         """Micro-batches weighted by their size, so that the gradient is that of the whole batch."""
         total = torch.zeros((), device=self._strategy.device)
-        parts = split_batch(data, batch.size, self._parts)
+        most = -(-batch.step_size // self._ranks)  # the same on all ranks: some strategies talk in every micro-batch
+        parts = split_batch(data, batch.rows, min(self._parts, most))
         for number, (size, part) in enumerate(parts, 1):
             with self._strategy.micro_batch(last=number == len(parts)):
                 with self._autocast:
-                    loss = self._loss(part, batch) * (size / batch.size)
+                    loss = self._loss(part, batch) * (0.0 if batch.padding else size / batch.step_size)
                 self._strategy.backward(loss)
             total += loss.detach()
         return total
@@ -84,7 +90,7 @@ def _bad_label(error: IndexError, batch: Batch) -> Exception:
     targets = batch.data[1] if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1 else None
     where = ""
     if isinstance(targets, Tensor) and label.lstrip("-").isdigit():
-        rows = (targets == int(label)).reshape(batch.size, -1).any(1).nonzero().flatten().tolist()
+        rows = (targets == int(label)).reshape(batch.rows, -1).any(1).nonzero().flatten().tolist()
         where = f"sample {batch.ids[rows[0]]}: " if rows else ""
     return DataError(
         f"{where}label {label} is out of range for the model's outputs; set model.num_classes or correct the labels"

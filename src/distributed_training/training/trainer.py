@@ -14,12 +14,14 @@ from torch.optim import Optimizer
 
 from distributed_training.checkpoint import find_checkpoint, read_state
 from distributed_training.config import Config
+from distributed_training.config.load import config_from_environment
 from distributed_training.data import Loader, Plan, as_source
-from distributed_training.data.base import BatchSource
+from distributed_training.data.base import BatchSource, Share
 from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.process import prepare_process
 from distributed_training.runtime.run_directory import FROM_PYTHON
-from distributed_training.strategies import make_strategy
+from distributed_training.runtime.world import read_world
+from distributed_training.strategies import Place, make_strategy
 from distributed_training.training import evaluation
 from distributed_training.training.activations import enable_gradient_checkpointing
 from distributed_training.training.callbacks import Callback, EarlyStopping
@@ -51,6 +53,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         metrics: Mapping[str, Any] | None = None,
         run_dir: str | Path | bool | None = None,
+        strategy: str | None = None,
     ) -> None:
         """
         Args:
@@ -62,11 +65,15 @@ class Trainer:
             callbacks: see `Callback`.
             metrics: torchmetrics by name for evaluation; left out, accuracy for classifiers.
             run_dir: folder of the run; left out, a new one below `run.root`; False writes no files at all.
+            strategy: single, ddp, zero3, ...; left out, `strategy.name` decides.
         """
         if config is None:
-            config = Config.from_dict({"training": {"schedule": "constant", "warmup_epochs": 0}}, source="Trainer")
+            config = config_from_environment({"training": {"schedule": "constant", "warmup_epochs": 0}}, "Trainer")
+        if strategy is not None:
+            config = config.replace(**{"strategy.name": strategy})
         self.config = config
-        self.device = choose_device(str(device) if device is not None else config.training.device)
+        world = read_world()
+        self.device = choose_device(str(device) if device is not None else config.training.device, world.local_rank)
         prepare_process(config, self.device)
         self.model, self.metrics, self.run_dir = model, metrics, run_dir
         self.callbacks = list(callbacks)
@@ -74,7 +81,9 @@ class Trainer:
             self.callbacks.append(EarlyStopping(config.early_stopping))
         if config.training.gradient_checkpointing:
             enable_gradient_checkpointing(model)
-        self.strategy = make_strategy(config.strategy.name, self.device)
+        self.strategy = make_strategy(
+            Place(self.device, world, config.strategy, config.run.deadline, config.training.batch_size)
+        )
         self._optimizer, self._criterion = optimizer, criterion
         self.from_config = False
         """Whether model and data were made from the config, so that the command line can make them again."""
@@ -142,6 +151,13 @@ class Trainer:
             if source is not data:
                 source.close()
 
+    def gather_for_metrics(self, values: Any) -> Any:
+        """Tensors of all ranks as one, rows in the order of the data, for metrics of your own.
+
+        Takes any nesting of tensors. A sample that this rank holds only as padding is left out.
+        """
+        return evaluation.gather_rows(self.strategy, values, self.engine.batch)
+
     def load(self, path: str | Path) -> Path:
         """Take the weights of a checkpoint (a run's folder means its newest good one), and return its path."""
         found = find_checkpoint(Path(path))
@@ -151,6 +167,10 @@ class Trainer:
     def enable_gradient_checkpointing(self) -> None:
         """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
         enable_gradient_checkpointing(self.model)
+
+    def close(self) -> None:
+        """Leave the other ranks and give back process-wide settings. Not needed at the end of a program."""
+        self.strategy.teardown()
 
     def stop(self, reason: str) -> None:
         """Ask the training to end after the current step."""
@@ -186,7 +206,14 @@ class Trainer:
 
     @property
     def stopping(self) -> str:
-        """Why the training is to end early, or nothing."""
+        """Why the training is to end early, or nothing. The same on all ranks."""
+        if self._session is not None and self.strategy.world_size > 1:
+            return str(self._session.agreed)
+        return self.own_wish_to_stop
+
+    @property
+    def own_wish_to_stop(self) -> str:
+        """Why this process wants to stop: a signal it received, or what was given to `stop`."""
         if self._session is not None and self._session.signals.received is not None:
             return str(self._session.signals.received.name)
         return self._stop_reason
@@ -212,4 +239,9 @@ class Trainer:
         training_, data_ = self.config.training, self.config.data
         plan = Plan(0, training_.batch_size, training_.seed, data_.shuffle, data_.drop_last)
         pin = self.device.type == "cuda" if data_.pin_memory is None else data_.pin_memory
-        return as_source(data, plan, every_sample=not training, pin_memory=pin, deadline=self.config.run.deadline)
+        source = as_source(data, plan, every_sample=not training, pin_memory=pin, deadline=self.config.run.deadline)
+        ranks = self.strategy.world_size
+        if not training and isinstance(source, Loader) and len(source.dataset) < ranks:
+            ranks = 1  # fewer samples than ranks: each looks at all of them
+        source.share = Share(self.strategy.rank if ranks > 1 else 0, ranks)
+        return source

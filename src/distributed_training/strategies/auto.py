@@ -1,0 +1,30 @@
+"""`strategy=auto`: the strategy that fits the devices and the launcher found, with the reason."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from distributed_training.strategies.base import Place
+
+logger = logging.getLogger(__name__)
+
+# Launchers of a library of their own mean that library; all others start plain ranks.
+_OF_LAUNCHER = {"horovodrun": "horovod", "accelerate": "accelerate"}
+
+
+def choose_strategy(place: Place) -> str:
+    """The name of a strategy; the reason goes to the log in one line."""
+    world = place.world
+    if world.size > 1:
+        name = _OF_LAUNCHER.get(world.launcher, "ddp")
+        reason = f"{world.launcher} started {world.size} processes"
+    else:
+        name, reason = "single", f"one process on {place.device}"
+        gpus = torch.cuda.device_count() if place.device.type == "cuda" else 0
+        if gpus > 1:
+            reason += f" (there are {gpus} GPUs: `dtrain launch --nproc {gpus} -- train ...` uses all of them)"
+    if world.rank == 0 and (world.size > 1 or "GPUs" in reason):
+        logger.info("strategy %s: %s", name, reason)
+    return name

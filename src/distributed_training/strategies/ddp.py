@@ -1,0 +1,59 @@
+"""torch DistributedDataParallel: every rank has the whole model; gradients are summed while backward goes on."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from distributed_training.strategies.base import Place, StepResult, StepSettings
+from distributed_training.strategies.batchnorm import synchronise_batchnorm
+from distributed_training.strategies.compression import compress_gradients
+from distributed_training.strategies.distributed import Distributed
+
+
+class DDP(Distributed):
+    """After the backward pass every rank holds the same gradients, so that each takes the same step."""
+
+    name = "ddp"
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.exact = place.config.compression == "none"
+
+    def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:
+        if self.config.sync_batchnorm:
+            synchronise_batchnorm(model)
+        self.start_alike(model)
+        compiled = super().setup(model, optimizer, settings)
+        self._looks_at_loss = settings.nonfinite == "loss" or self._scaler is not None
+        if optimizer is None:
+            return compiled
+        on_gpu = self.device.type == "cuda"
+        self._ddp = DistributedDataParallel(
+            compiled,
+            device_ids=[self.device] if on_gpu else None,
+            bucket_cap_mb=self.config.bucket_mb,
+            gradient_as_bucket_view=True,
+            static_graph=self.config.static_graph,
+            find_unused_parameters=self.config.find_unused_parameters,
+            init_sync=False,  # done above, with an error that a person can read
+        )
+        compress_gradients(self._ddp, self.config, self.group)
+        return self._ddp
+
+    def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else self._ddp.no_sync()
+
+    def backward(self, loss: Tensor) -> None:
+        super().backward(loss * self.world_size)  # DDP divides by it
+
+    def step(self, loss: Tensor) -> StepResult:
+        if self._looks_at_loss:  # each rank has its part of it, but all must decide alike
+            loss = self.reduce(loss)
+        result = super().step(loss)
+        self.step_done()
+        return result

@@ -1,0 +1,80 @@
+"""What the strategies over a torch.distributed group have in common: joining it, and values between ranks."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from distributed_training.runtime.errors import RanksError
+from distributed_training.runtime.group import Group
+from distributed_training.strategies.base import Place
+from distributed_training.strategies.single import SingleDevice
+
+
+class Distributed(SingleDevice):
+    """Ranks that talk through torch.distributed. A step is still `single`'s; subclasses change what they must."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.config, self.world = place.config, place.world
+        self.rank, self.world_size = place.world.rank, place.world.size
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        self.group = Group(place.world, place.device, place.deadline, place.config.backend)
+        self.watch = self.group.watch
+        self._steps = 0
+
+    def start_alike(self, model: nn.Module) -> None:
+        """Rank 0's weights on every rank, after a check that it is the same model everywhere."""
+        check_same_model(self, model)
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                self.group.broadcast(tensor.detach())
+
+    def backward(self, loss: Tensor) -> None:
+        self.watch.begin(f"the gradients of step {self._steps}")
+        super().backward(loss)
+
+    def step_done(self) -> None:
+        """The step's waits are over."""
+        self._steps += 1
+        self.watch.end()
+
+    def reduce(self, value: Tensor) -> Tensor:
+        return self.group.sum(value)
+
+    def gather(self, value: Tensor) -> Tensor:
+        return self.group.gather(value)
+
+    def broadcast(self, value: Tensor) -> Tensor:
+        return self.group.broadcast(value)
+
+    def barrier(self) -> None:
+        self.group.barrier()
+
+    def teardown(self) -> None:
+        super().teardown()
+        self.group.close()
+
+
+def check_same_model(strategy: SingleDevice, model: nn.Module) -> None:
+    """Refuse to train different models together, naming the ranks and the first difference."""
+    own = {name: [list(p.shape), str(p.dtype), p.requires_grad] for name, p in model.named_parameters()}
+    everyone = strategy.gather_values({"model": type(model).__name__, "parameters": own})
+    first = everyone[0]
+    for rank, other in enumerate(everyone):
+        if other == first:
+            continue
+        names = [*first["parameters"], *(n for n in other["parameters"] if n not in first["parameters"])]
+        for name in names:
+            here, there = first["parameters"].get(name), other["parameters"].get(name)
+            if here != there:
+                raise RanksError(
+                    f"ranks 0 and {rank} have different models: parameter {name} is {_words(here)} on rank 0 and "
+                    f"{_words(there)} on rank {rank}"
+                )
+        raise RanksError(f"ranks 0 and {rank} have different models: {first['model']} and {other['model']}")
+
+
+def _words(parameter: list[object] | None) -> str:
+    return "not there" if parameter is None else f"{parameter[0]} {parameter[1]}{'' if parameter[2] else ', frozen'}"

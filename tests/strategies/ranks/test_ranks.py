@@ -1,0 +1,24 @@
+"""Every strategy of many processes passes the contract, run in real processes under its own launcher."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.launching import run_ranks
+
+CASES = [
+    pytest.param("ddp", {}, 2, id="ddp"),
+    pytest.param("ddp", {"bucket_mb": 0.0001, "find_unused_parameters": True}, 3, id="ddp-many-buckets"),
+]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("strategy", "options", "ranks"), CASES)
+def test_the_contract(strategy: str, options: dict[str, object], ranks: int) -> None:
+    run_ranks(
+        ranks,
+        ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/strategies/ranks/contract_native.py"],
+        STRATEGY=strategy,
+        OPTIONS=json.dumps(options),
+    )
