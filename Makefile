@@ -31,8 +31,8 @@ $(VENV)/.installed: $(INPUTS)
 	scripts/setup.sh $(PYTHON) $(VENV) plots
 	touch $@
 
-$(VENV)/.installed-all: $(INPUTS)
-	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,dev
+$(VENV)/.installed-all: $(INPUTS) scripts/build_horovod.sh
+	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,accelerate,deepspeed,horovod,dev
 	touch $@ $(VENV)/.installed
 
 clean:  ## Remove the environment and caches

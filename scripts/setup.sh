@@ -10,8 +10,15 @@ python=$1 venv=$2 extras=$3
 }
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@" 2> >(grep -v 'is ignored: it is neither' >&2); }
+wants() { [[ ,$extras, == *,$1,* ]]; }
 
 echo "installing into $venv ..."
 # torch first and pinned: another package must never choose a different build of it.
 pip install -c constraints.txt torch
+# These two are built against the torch installed here, so pip must not build them in an environment of their own.
+if wants deepspeed; then
+    pip install -c constraints.txt 'setuptools<81' wheel packaging ninja
+    DS_BUILD_OPS=0 pip install -c constraints.txt --no-build-isolation deepspeed
+fi
+if wants horovod; then scripts/build_horovod.sh "$venv/bin/python"; fi
 pip install -c constraints.txt -e ".[$extras]"

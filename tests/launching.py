@@ -53,3 +53,26 @@ def run_ranks(
     if check:
         assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return done
+
+
+def run_horovod(
+    ranks: int, command: list[str], *, timeout: float = 240, check: bool = True, cwd: Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run `python COMMAND` in every rank under horovodrun."""
+    with scratch() as folder:
+        done = subprocess.run(
+            [*horovodrun(ranks), *command],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=cwd,
+            env=environment(TMPDIR=folder, **variables),
+        )
+    if check:
+        assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+    return done
+
+
+def horovodrun(ranks: int) -> list[str]:
+    """The beginning of a command line that runs this Python in every rank under horovodrun."""
+    return [str(Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), sys.executable]

@@ -20,6 +20,7 @@ def test_the_public_names_are_these() -> None:
         "__version__",
         "get_config",
         "get_model",
+        "spawn",
     ]
     assert dir(distributed_training) == distributed_training.__all__
 

@@ -13,6 +13,7 @@ from distributed_training._version import __version__
 if TYPE_CHECKING:
     from distributed_training.config import Config, get_config
     from distributed_training.data import ArrayDataset, Dataset, Loader, Plan
+    from distributed_training.launch.spawn import spawn
     from distributed_training.models import get_model
     from distributed_training.runtime.errors import DistributedTrainingError
     from distributed_training.training import Callback, EarlyStopping, Trainer, TrainingResult
@@ -30,6 +31,7 @@ _HOME = {
     "TrainingResult": "training",
     "get_config": "config",
     "get_model": "models",
+    "spawn": "launch.spawn",
 }
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "__version__",
     "get_config",
     "get_model",
+    "spawn",
 ]
 
 

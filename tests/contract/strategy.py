@@ -200,7 +200,8 @@ class StrategyContract:
     def test_the_guard_can_be_off(self, build: Any) -> None:
         strategy, forward = build(nonfinite="off")
         assert not was_skipped(train_step(strategy, forward, batch(0), factor=float("nan")))
-        assert any(value.isnan().any() for value in strategy.state()["model"].values())
+        weights = strategy.state().get("model", {})
+        assert strategy.rank != 0 or any(value.isnan().any() for value in weights.values())
 
     def test_gradients_are_cleared_by_a_step(self, build: Any) -> None:
         strategy, forward = build()

@@ -56,7 +56,10 @@ def commands() -> list[tuple[Block, list[str]]]:
             while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
                 words = words[1:]
             if words[:1] == ["dtrain"]:
-                found.append((block, words[1:]))
+                words, launched = words[1:], words[words.index("--") + 1 :] if "--" in words else []
+                found.append((block, words[: len(words) - len(launched) - 1] if launched else words))
+                if launched and not launched[0].endswith(".py"):  # what `dtrain launch` runs is a command as well
+                    found.append((block, launched))
     return found
 
 

@@ -101,3 +101,24 @@ with StopSignals() as stop:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert result.stdout == "SIGTERM\n"
     assert result.returncode == -signal.SIGTERM
+
+
+def test_another_thread_sees_a_signal_while_the_main_thread_runs_no_python_code() -> None:
+    program = """
+import ctypes, os, signal, threading, time
+from distributed_training.runtime.signals import StopSignals
+with StopSignals() as stop:
+    def watch():
+        time.sleep(1)  # the main thread is in C by then
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not stop.arrived:
+            time.sleep(0.01)
+        print(stop.arrived, stop.received, flush=True)
+        os._exit(7)
+    threading.Thread(target=watch).start()
+    lock = ctypes.create_string_buffer(64)
+    ctypes.CDLL(None).pthread_mutex_lock(lock)
+    ctypes.CDLL(None).pthread_mutex_lock(lock)  # waits for ever, and no signal ends it
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout, result.returncode) == ("True None\n", 7), result.stderr

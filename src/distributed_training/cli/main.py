@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from distributed_training.cli import config, predict, report, train, validate, version
+from distributed_training.cli import audit, config, launch, predict, report, train, validate, verify, version
 from distributed_training.config.errors import DistributedTrainingError
 from distributed_training.runtime import failure
 from distributed_training.runtime.threads import keep_waits_short
@@ -32,10 +32,16 @@ Train PyTorch models, the same way on a laptop and on many machines.
 `dtrain train --resume auto` goes on where a run was interrupted
 
 `dtrain report runs/NAME` draws its curves
+
+`dtrain verify config.yaml --strategies ddp` proves that two processes train the same
+
+`dtrain launch --nproc 2 -- train config.yaml` trains in two processes
 """,
 )
-for command in (train, validate, predict, report, version):
+for command in (train, validate, predict, report, verify, audit, version):
     app.command()(getattr(command, command.__name__.rpartition(".")[2]))
+# What comes after the command to launch belongs to it, with or without `--` before it.
+app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.add_typer(config.app, name="config")
 
 
@@ -45,9 +51,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except DistributedTrainingError as error:
-        failure.tell_others(error)
-        failure.record_for_launcher(error)
-        sys.stderr.write(f"{failure.headline() or 'error: '}{error}\n")
+        failure.report(error, error.exit_code)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

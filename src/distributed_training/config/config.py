@@ -17,6 +17,7 @@ from distributed_training.config.schema import (
     EarlyStoppingConfig,
     ModelConfig,
     NetworkConfig,
+    RecordConfig,
     RunConfig,
     StrategyConfig,
     TrackingConfig,
@@ -45,6 +46,7 @@ class Config:
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     run: RunConfig = field(default_factory=RunConfig)
+    record: RecordConfig = field(default_factory=RecordConfig)
 
     def __post_init__(self) -> None:
         self._origins: dict[str, list[Origin]] = {}

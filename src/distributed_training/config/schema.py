@@ -181,7 +181,7 @@ class StrategyConfig:
     static_graph: bool = False
     """ddp, zero1: promise that every step uses the same parameters in the same way; allows more overlap."""
     find_unused_parameters: bool = False
-    """ddp, zero1: some parameters get no gradient in some steps. Costs a walk over the graph each step."""
+    """ddp, zero1, horovod: some parameters get no gradient in some steps. Costs a look over the graph each step."""
     compression: Literal["none", "fp16", "bf16", "powersgd", "batched_powersgd"] = "none"
     """ddp, horovod: how gradients are made smaller for the network. All but none change the training slightly."""
     powersgd_rank: int = 4
@@ -192,8 +192,8 @@ class StrategyConfig:
     """Start each approximation from the one before it."""
     cpu_offload: bool = False
     """zero2, zero3, fsdp, deepspeed: keep parameters, gradients and optimizer state in CPU memory."""
-    zero_stage: Literal[0, 1, 2, 3] = 2
-    """deepspeed: what is divided among ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
+    zero_stage: Literal[0, 1, 2, 3] | None = None
+    """deepspeed: what is divided: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too. Left out: 2."""
     deepspeed_config: str | None = None
     """deepspeed: a DeepSpeed JSON file of your own. What it says must not contradict this config."""
     plugin: Literal["none", "fsdp", "deepspeed"] = "none"
@@ -296,9 +296,27 @@ class RunConfig:
     """What is shown while training. auto: bars on a terminal, plain lines elsewhere."""
     deadline: float = 300.0
     """Seconds that any wait may last before it becomes an error."""
+    stop_after_steps: int | None = None
+    """End the training after this many optimizer steps in all, with a checkpoint to go on from."""
 
     def __post_init__(self) -> None:
         check_types(self, "run")
         self.root = os.path.expanduser(self.root)
         at_least("run.threads", self.threads, 1)
+        at_least("run.stop_after_steps", self.stop_after_steps, 1)
         positive("run.deadline", self.deadline)
+
+
+@dataclass(kw_only=True)
+class RecordConfig:
+    """A record of every step, to compare two trainings by. `dtrain verify` sets these."""
+
+    folder: str | None = None
+    """Folder that gets the loss, the samples and the weights of every step. Slow: weights are gathered each step."""
+    against: str | None = None
+    """Folder of an earlier record: weights are compared with those in it, and only the differences are kept."""
+    nudge: bool = False
+    """Change the last bit of the starting weights at random: shows how much the training makes of rounding."""
+
+    def __post_init__(self) -> None:
+        check_types(self, "record")

@@ -6,6 +6,7 @@ import functools
 import logging
 import multiprocessing
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from distributed_training.data.nested import map_tensors, split_sizes
 from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.runtime.errors import DataError
+from distributed_training.runtime.signals import end_with_parent
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +132,14 @@ class Loader(BatchSource):
                 if self._turn is not turn:  # a newer call reads from the workers now: its batches are not ours
                     return
         except RuntimeError as error:
-            raise _worker_error(error, self._deadline) from error
+            for process in getattr(batches, "_workers", []):  # to wait for one that hangs would hide why it does
+                process.kill()
+            raise _worker_error(error, self._patience) from error
+
+    @property
+    def _patience(self) -> float:
+        """Seconds to wait for a batch. Other ranks wait for this one: it has to speak before they do, as it knows more."""
+        return self._deadline * (0.9 if self.share.ranks > 1 else 1.0)
 
     def _start_workers(self) -> Iterator[Any]:
         """Make the worker processes and see each of them begin.
@@ -148,8 +157,8 @@ class Loader(BatchSource):
                 num_workers=self._num_workers,
                 persistent_workers=True,
                 pin_memory=self._pin_memory,
-                worker_init_fn=functools.partial(_begin, begun),
-                timeout=self._deadline,
+                worker_init_fn=functools.partial(_begin, begun, threading.current_thread() is threading.main_thread()),
+                timeout=self._patience,
                 generator=torch.Generator(),  # or it would draw from the training's own
             )
             batches: Any = iter(workers)
@@ -207,8 +216,14 @@ def _as_it_is(data: Any) -> Any:
     return data
 
 
-def _begin(begun: Any, _: int) -> None:
-    """The first thing that a worker does. Ctrl-C reaches every process of the terminal; only the training decides."""
+def _begin(begun: Any, lasts: bool, _: int) -> None:
+    """The first thing that a worker does. Ctrl-C reaches every process of the terminal; only the training decides.
+
+    `lasts`: its parent thread lives as long as the process. A worker has the connections of the training, and while it
+    lives they stay open: other ranks would not see that the one of a killed training is gone.
+    """
+    if lasts:
+        end_with_parent(signal.SIGKILL)
     with begun.get_lock():
         begun.value += 1
     signal.signal(signal.SIGINT, signal.SIG_IGN)

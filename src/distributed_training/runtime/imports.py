@@ -11,8 +11,8 @@ from typing import Any
 from distributed_training.runtime.errors import ConfigError, MissingDependencyError
 
 
-def require(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import an optional library, or say which extra of ours installs it."""
+def require(module: str, extra: str, purpose: str, note: str = "") -> ModuleType:
+    """Import an optional library, or say which extra of ours installs it, and the `note` on how."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -20,7 +20,7 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
             raise  # the library is there but broken: its own error says more
         raise MissingDependencyError(
             f"{purpose} needs {module.split('.')[0]}, which is not installed: "
-            f"pip install 'distributed-training[{extra}]'"
+            f"pip install 'distributed-training[{extra}]'{f' ({note})' if note else ''}"
         ) from None
 
 

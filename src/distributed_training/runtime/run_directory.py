@@ -47,6 +47,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def job_file(self) -> Path:
+        """Which job of a launcher makes this run: started again, it goes on here."""
+        return self.path / "job"
+
+    @property
     def report(self) -> Path:
         """Folder of the plots and the HTML page."""
         return self.path / "report"
@@ -116,6 +121,15 @@ def create_run_directory(
             f"{path}: cannot be written ({error.strerror}); choose another folder with run.root=FOLDER"
         ) from None
     return run
+
+
+def run_of_job(config: Config, given: Path | None, job: str) -> RunDirectory | None:
+    """The run that an earlier attempt of the same job began."""
+    folders = [given] if given is not None else [file.parent for file in Path(config.run.root).glob("*/job")]
+    for run in map(RunDirectory, folders):
+        if run.job_file.is_file() and run.config_file.is_file() and run.job_file.read_text(encoding="utf-8") == job:
+            return run
+    return None
 
 
 def newest_run(config: Config, any_job: bool = False) -> RunDirectory | None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
 import threading
 import time
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 _ECHO = 2.0  # seconds
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 
 
 class StopSignals:
@@ -23,16 +28,37 @@ class StopSignals:
         self._repeated, self._first = repeated, 0.0
         self.received: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
+        self._arrivals: tuple[int, int] | None = None
+        self._arrived = False
 
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
             self._previous = {number: signal.signal(number, self._note) for number in _STOPPING}
+            self._arrivals = os.pipe()
+            for end in self._arrivals:
+                os.set_blocking(end, False)
+            self._previous_arrivals = signal.set_wakeup_fd(self._arrivals[1], warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *exc: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous = {}
+        if self._arrivals is not None:
+            signal.set_wakeup_fd(self._previous_arrivals)
+            arrivals, self._arrivals = self._arrivals, None
+            for end in arrivals:
+                os.close(end)
+
+    @property
+    def arrived(self) -> bool:
+        """Whether a signal has come, even if `received` is not set: that has to wait until the main thread runs Python
+        code again. For other threads."""
+        if self.received is None and not self._arrived and self._arrivals is not None:
+            with suppress(BlockingIOError, OSError):
+                numbers = os.read(self._arrivals[0], 4096)  # of all signals that have handlers
+                self._arrived = any(number in numbers for number in _STOPPING)
+        return self._arrived or self.received is not None
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.received is None:
@@ -42,3 +68,12 @@ class StopSignals:
         elif time.monotonic() - self._first > _ECHO:
             self.__exit__()
             signal.raise_signal(signal.Signals(number))
+
+
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> None:
+    """Have the system send this process a signal when its parent is gone, even after kill -9. Linux only.
+
+    The parent is the thread that made this process: one that ends before its process counts as gone, too.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(number))

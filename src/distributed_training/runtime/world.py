@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from distributed_training.runtime.errors import ConfigError
 
 DEFAULT_PORT = 29500
+JOB_VARIABLE = "LAUNCHED_JOB"
+"""Set by `dtrain launch`: a name of the job that all its restarts share."""
 _SLURM_PORTS = (15000, 20000)  # first, and how many: jobs that share a machine rarely meet
 
 
@@ -35,6 +37,8 @@ class World:
     """Whether the launcher keeps the meeting point itself, so that rank 0 must not open it."""
     attempt: int = 0
     """How often the launcher has restarted the job."""
+    job: str | None = None
+    """What the launcher calls the job, where no other job is ever called the same."""
 
     @property
     def label(self) -> str:
@@ -42,9 +46,15 @@ class World:
         return f"rank {self.rank} of {self.size}"
 
 
+def named(ranks: list[str]) -> str:
+    """For messages: `ranks 1, 2`."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(ranks[:8])}{' and more' if len(ranks) > 8 else ''}"
+
+
 def read_world(environment: Mapping[str, str] | None = None) -> World:
     """The world that the launcher described in the environment; one process alone if none did."""
-    variables = os.environ if environment is None else environment
+    given = os.environ if environment is None else environment
+    variables = {name: value for name, value in given.items() if value.strip()}  # containers set empty ones
     for found, reader in _LAUNCHERS:
         if found(variables):
             return _checked(reader(variables))
@@ -58,7 +68,7 @@ def _torchrun(v: Mapping[str, str]) -> World:
     size = _number(v, "WORLD_SIZE", "RANK")
     # Set by hand, one process a machine is the usual case, and then LOCAL_RANK is left out.
     return World(
-        rank=_number(v, "RANK", "WORLD_SIZE"),
+        rank=_number(v, "RANK", "WORLD_SIZE", default=0 if size == 1 else None),
         size=size,
         local_rank=_number(v, "LOCAL_RANK", default=0),
         local_size=_number(v, "LOCAL_WORLD_SIZE", default=1),
@@ -67,6 +77,7 @@ def _torchrun(v: Mapping[str, str]) -> World:
         launcher=launcher,
         hosted=v.get("TORCHELASTIC_USE_AGENT_STORE", "") == "True",
         attempt=_number(v, "TORCHELASTIC_RESTART_COUNT", default=0),
+        job=v.get(JOB_VARIABLE),
     )
 
 
@@ -114,15 +125,18 @@ def _slurm(v: Mapping[str, str]) -> World:
     first, count = _SLURM_PORTS
     nodes = v.get("SLURM_STEP_NODELIST", v.get("SLURM_JOB_NODELIST", ""))
     job = _number(v, "SLURM_JOB_ID", default=0)
+    tasks = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in v else "SLURM_NTASKS"
+    by_node = _tasks_by_node(v.get("SLURM_STEP_TASKS_PER_NODE", v.get("SLURM_NTASKS_PER_NODE", "1")))
     return World(
-        rank=_number(v, "SLURM_PROCID", "SLURM_NTASKS"),
-        size=_number(v, "SLURM_STEP_NUM_TASKS", default=_number(v, "SLURM_NTASKS", "SLURM_PROCID")),
+        rank=_number(v, "SLURM_PROCID", tasks),
+        size=_number(v, tasks, "SLURM_PROCID"),
         local_rank=_number(v, "SLURM_LOCALID", default=0),
-        local_size=_first_number(v.get("SLURM_STEP_TASKS_PER_NODE", v.get("SLURM_NTASKS_PER_NODE", "1"))),
+        local_size=by_node[min(_number(v, "SLURM_NODEID", default=0), len(by_node) - 1)],
         master=v.get("MASTER_ADDR", first_host(nodes) if nodes else None),
         port=_number(v, "MASTER_PORT", default=first + job % count),
         launcher="slurm",
         attempt=_number(v, "SLURM_RESTART_COUNT", default=0),
+        job=f"slurm-{v.get('SLURM_CLUSTER_NAME', '')}-{job}" if job else None,
     )
 
 
@@ -130,22 +144,27 @@ _Found = Callable[[Mapping[str, str]], bool]
 # The first that fits: torchrun started inside a Slurm job is torchrun; a batch script outside srun is one process.
 _LAUNCHERS: list[tuple[_Found, Callable[[Mapping[str, str]], World]]] = [
     (lambda v: "HOROVOD_RANK" in v, _horovod),
-    (lambda v: "RANK" in v or "WORLD_SIZE" in v, _torchrun),
+    (lambda v: "TORCHELASTIC_RUN_ID" in v or ("RANK" in v and v.get("WORLD_SIZE") != "1"), _torchrun),
     (lambda v: "OMPI_COMM_WORLD_RANK" in v, _open_mpi),
     (lambda v: "SLURM_PROCID" in v and "SLURM_STEP_ID" in v, _slurm),
     (lambda v: "PMI_RANK" in v, _mpich),
+    (lambda v: "WORLD_SIZE" in v, _torchrun),  # containers set it to 1, whatever is started in them
+    # Last: started under one of those above, it only says how they are to be used.
+    (lambda v: "ACCELERATE_MIXED_PRECISION" in v, lambda v: World(launcher="accelerate")),
 ]
 
 
 def first_host(nodes: str) -> str:
     """The first machine of a Slurm node list: `gpu[03-05,09],cpu1` begins with gpu03."""
-    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\])?", nodes)
+    match = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodes)  # up to a comma outside of brackets
     if match is None:
         raise ConfigError(f"SLURM_JOB_NODELIST={nodes!r} is no list of nodes")
-    return match.group(1) + (match.group(2) or "")
+    return re.sub(r"\[(\d+)[^\]]*\]", r"\1", match.group())
 
 
 def _checked(world: World) -> World:
+    if world.size < 1:
+        raise ConfigError(f"{world.launcher} gave WORLD_SIZE={world.size}: a job has at least one rank")
     if not 0 <= world.rank < world.size:
         raise ConfigError(
             f"{world.launcher} gave rank {world.rank} in a world of {world.size}: ranks go from 0 to {world.size - 1}"
@@ -172,7 +191,7 @@ def _number(variables: Mapping[str, str], name: str, beside: str | None = None, 
         raise ConfigError(f"{name}={text!r} in the environment is no whole number") from None
 
 
-def _first_number(text: str) -> int:
+def _tasks_by_node(text: str) -> list[int]:
     """Slurm writes `2(x3),1`: two tasks on each of three nodes, then one."""
-    match = re.match(r"\d+", text)
-    return int(match.group()) if match else 1
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(tasks) for tasks, nodes in found for _ in range(int(nodes or 1))] or [1]

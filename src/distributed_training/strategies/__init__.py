@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+from typing import NamedTuple
+
 from distributed_training.config.check import did_you_mean
 from distributed_training.runtime.errors import ConfigError
 from distributed_training.runtime.imports import import_object
 from distributed_training.strategies.auto import choose_strategy
 from distributed_training.strategies.base import Place, StepResult, StepSettings, Strategy
 
-__all__ = ["STRATEGIES", "Place", "StepResult", "StepSettings", "Strategy", "make_strategy"]
+__all__ = ["STRATEGIES", "Place", "StepResult", "StepSettings", "Strategy", "make_strategy", "needs"]
 
 STRATEGIES = {
     "single": "distributed_training.strategies.single:SingleDevice",
@@ -19,9 +22,44 @@ STRATEGIES = {
     "zero3": "distributed_training.strategies.zero3:Zero3",
     "fsdp": "distributed_training.strategies.fsdp:FSDP",
     "deepspeed": "distributed_training.strategies.deepspeed:DeepSpeed",
-    "accelerate": "distributed_training.strategies.accelerate:Accelerate",
+    "accelerate": "distributed_training.strategies.accelerate:make_accelerate",
     "horovod": "distributed_training.strategies.horovod:Horovod",
 }
+
+
+class Needs(NamedTuple):
+    """What must be there before a strategy can run."""
+
+    library: str | None = None
+    """A module of somebody else's."""
+    extra: str = ""
+    """The extra of ours that installs it."""
+    launcher: str = "torchrun"
+    """Who starts its processes: torchrun, horovodrun, or none for one process."""
+
+    @property
+    def installed(self) -> bool:
+        """Whether the library is there. It is not imported: that can take seconds."""
+        if self.library is None:
+            return True
+        try:
+            return importlib.util.find_spec(self.library) is not None
+        except ModuleNotFoundError:  # the package around the module
+            return False
+
+
+_NEEDS = {
+    "single": Needs(launcher="none"),
+    "dp": Needs(launcher="none"),
+    "deepspeed": Needs("deepspeed", "deepspeed"),
+    "accelerate": Needs("accelerate", "accelerate"),
+    "horovod": Needs("horovod.torch", "horovod", launcher="horovodrun"),
+}
+
+
+def needs(name: str) -> Needs:
+    """What the strategy of this name needs."""
+    return _NEEDS.get(name, Needs())
 
 
 def make_strategy(place: Place) -> Strategy:

@@ -17,14 +17,14 @@ _OF_LAUNCHER = {"horovodrun": "horovod", "accelerate": "accelerate"}
 def choose_strategy(place: Place) -> str:
     """The name of a strategy; the reason goes to the log in one line."""
     world = place.world
-    if world.size > 1:
+    if world.size > 1 or world.launcher in _OF_LAUNCHER:
         name = _OF_LAUNCHER.get(world.launcher, "ddp")
-        reason = f"{world.launcher} started {world.size} processes"
+        reason = f"{world.launcher} started {world.size} process{'es' if world.size > 1 else ''}"
     else:
         name, reason = "single", f"one process on {place.device}"
         gpus = torch.cuda.device_count() if place.device.type == "cuda" else 0
         if gpus > 1:
             reason += f" (there are {gpus} GPUs: `dtrain launch --nproc {gpus} -- train ...` uses all of them)"
-    if world.rank == 0 and (world.size > 1 or "GPUs" in reason):
+    if world.rank == 0 and (name != "single" or "GPUs" in reason):
         logger.info("strategy %s: %s", name, reason)
     return name

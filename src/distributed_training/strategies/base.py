@@ -35,6 +35,8 @@ class Place:
     """The longest wait for other ranks, in seconds."""
     batch_size: int = 1
     """Samples of a global step: some libraries want to be told."""
+    gradient_accumulation: int = 1
+    """Micro-batches of a step: some libraries want to be told."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Strategy(ABC):
     device: torch.device
     rank: int = 0
     world_size: int = 1
+    counts = True
+    """Set before a forward pass: False where its rows are padding, which statistics such as batch norm's leave out."""
 
     @abstractmethod
     def __init__(self, place: Place) -> None:

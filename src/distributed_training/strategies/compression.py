@@ -1,7 +1,8 @@
 """Gradients made smaller for the network: hooks of DistributedDataParallel."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: DDP compares the annotations of a hook with types.
 
+import math
 from typing import Any
 
 import torch
@@ -22,8 +23,7 @@ def compress_gradients(model: DistributedDataParallel, config: StrategyConfig, g
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif config.compression == "bf16":
         model.register_comm_hook(None, _bf16)
-    else:
-        batched = config.compression == "batched_powersgd"
+    elif config.compression == "powersgd":
         state = powersgd.PowerSGDState(
             process_group=None,
             matrix_approximation_rank=config.powersgd_rank,
@@ -31,8 +31,10 @@ def compress_gradients(model: DistributedDataParallel, config: StrategyConfig, g
             warm_start=config.powersgd_warm_start,
             use_error_feedback=True,
         )
-        hook = powersgd.batched_powerSGD_hook if batched else powersgd.powerSGD_hook
+        hook = powersgd.powerSGD_hook
         model.register_comm_hook(state, _one_at_a_time(hook) if group.backend == "gloo" else hook)
+    else:
+        model.register_comm_hook(BatchedPowerSGD(config), _batched_powersgd)
 
 
 def _bf16(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -54,3 +56,56 @@ def _one_at_a_time(hook: Any) -> Any:
         return future
 
     return run
+
+
+class BatchedPowerSGD:
+    """PowerSGD on a whole bucket as one square matrix: fewer, larger products, and a coarser approximation.
+
+    torch has such a hook too, but it hands its matrices to a function that takes only batches of them.
+    """
+
+    def __init__(self, config: StrategyConfig) -> None:
+        self._rank, self._warm = config.powersgd_rank, config.powersgd_warm_start
+        self._whole_steps = config.powersgd_start_step
+        self._errors: dict[int, torch.Tensor] = {}
+        self._factors: dict[int, torch.Tensor] = {}
+        self._steps = 0
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.Tensor:
+        """The mean of a bucket over all ranks, nearly. What it leaves out is added to the next step's gradient."""
+        number, gradient, ranks = bucket.index(), bucket.buffer(), dist.get_world_size()
+        step = self._steps
+        self._steps += bucket.is_last()
+        side = math.ceil(math.sqrt(len(gradient)))
+        rank = min(self._rank, side)
+        if step < self._whole_steps or 2 * side * rank >= len(gradient):  # nothing to gain on a small one
+            dist.all_reduce(gradient)
+            return gradient.div_(ranks)
+        matrix = torch.zeros(side * side, dtype=gradient.dtype, device=gradient.device)
+        matrix[: len(gradient)] = gradient
+        if number in self._errors:
+            matrix += self._errors[number]
+        square = matrix.view(side, side)
+        right = self._factors[number] if self._warm and number in self._factors else self._random(square, rank, step)
+        left = square @ torch.linalg.qr(right).Q
+        dist.all_reduce(left)
+        left = torch.linalg.qr(left).Q
+        right = square.t() @ left
+        dist.all_reduce(right)
+        self._factors[number] = right.div_(ranks)
+        shared = (left @ right.t()).view(-1)
+        self._errors[number] = matrix - shared
+        gradient.copy_(shared[: len(gradient)])
+        return gradient
+
+    def _random(self, like: torch.Tensor, rank: int, step: int) -> torch.Tensor:
+        """The same on every rank, and another one in each step."""
+        generator = torch.Generator().manual_seed(step)
+        return torch.randn(len(like), rank, generator=generator, dtype=like.dtype).to(like.device)
+
+
+def _batched_powersgd(state: BatchedPowerSGD, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    devices = [bucket.buffer().device] if bucket.buffer().is_cuda else None
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+    future.set_result(state.reduce(bucket))
+    return future

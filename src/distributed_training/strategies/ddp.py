@@ -13,6 +13,7 @@ from distributed_training.strategies.base import Place, StepResult, StepSettings
 from distributed_training.strategies.batchnorm import synchronise_batchnorm
 from distributed_training.strategies.compression import compress_gradients
 from distributed_training.strategies.distributed import Distributed
+from distributed_training.strategies.single import SingleDevice
 
 
 class DDP(Distributed):
@@ -23,10 +24,11 @@ class DDP(Distributed):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         self.exact = place.config.compression == "none"
+        self._gradients_travel = True
 
     def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:
         if self.config.sync_batchnorm:
-            synchronise_batchnorm(model)
+            synchronise_batchnorm(model, self)
         self.start_alike(model)
         compiled = super().setup(model, optimizer, settings)
         self._looks_at_loss = settings.nonfinite == "loss" or self._scaler is not None
@@ -46,10 +48,15 @@ class DDP(Distributed):
         return self._ddp
 
     def micro_batch(self, last: bool) -> AbstractContextManager[Any]:
+        self._gradients_travel = last
         return nullcontext() if last else self._ddp.no_sync()
 
     def backward(self, loss: Tensor) -> None:
-        super().backward(loss * self.world_size)  # DDP divides by it
+        loss = loss * self.world_size  # DDP divides by it
+        if self._gradients_travel:
+            super().backward(loss)
+        else:  # no wait to be watched
+            SingleDevice.backward(self, loss)
 
     def step(self, loss: Tensor) -> StepResult:
         if self._looks_at_loss:  # each rank has its part of it, but all must decide alike

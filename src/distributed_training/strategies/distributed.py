@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -15,25 +17,36 @@ class Distributed(SingleDevice):
     """Ranks that talk through torch.distributed. A step is still `single`'s; subclasses change what they must."""
 
     def __init__(self, place: Place) -> None:
+        if place.device.type == "cuda":
+            index = place.device.index if place.device.index is not None else torch.cuda.current_device()
+            place = replace(place, device=torch.device("cuda", index))
+            torch.cuda.set_device(place.device)
         super().__init__(place)
         self.config, self.world = place.config, place.world
         self.rank, self.world_size = place.world.rank, place.world.size
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)
-        self.group = Group(place.world, place.device, place.deadline, place.config.backend)
+        self.group = self.join(place)
         self.watch = self.group.watch
         self._steps = 0
+
+    def join(self, place: Place) -> Group:
+        """Connect with the other ranks."""
+        return Group(place.world, place.device, place.deadline, place.config.backend)
 
     def start_alike(self, model: nn.Module) -> None:
         """Rank 0's weights on every rank, after a check that it is the same model everywhere."""
         check_same_model(self, model)
+        model.to(self.device)
         with torch.no_grad():
             for tensor in [*model.parameters(), *model.buffers()]:
                 self.group.broadcast(tensor.detach())
 
     def backward(self, loss: Tensor) -> None:
         self.watch.begin(f"the gradients of step {self._steps}")
-        super().backward(loss)
+        try:
+            super().backward(loss)
+        except BaseException:  # no wait any longer, whatever the user makes of it
+            self.watch.end()
+            raise
 
     def step_done(self) -> None:
         """The step's waits are over."""
@@ -71,9 +84,12 @@ def check_same_model(strategy: SingleDevice, model: nn.Module) -> None:
             if here != there:
                 raise RanksError(
                     f"ranks 0 and {rank} have different models: parameter {name} is {_words(here)} on rank 0 and "
-                    f"{_words(there)} on rank {rank}"
+                    f"{_words(there)} on rank {rank} (docs/troubleshooting.md#ranks-differ)"
                 )
-        raise RanksError(f"ranks 0 and {rank} have different models: {first['model']} and {other['model']}")
+        raise RanksError(
+            f"ranks 0 and {rank} have different models: {first['model']} and {other['model']} "
+            "(docs/troubleshooting.md#ranks-differ)"
+        )
 
 
 def _words(parameter: list[object] | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,7 +18,12 @@ def model_state(model: nn.Module) -> dict[str, Tensor]:
 
 def load_model_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load weights, or say which tensors do not fit."""
-    own = model_state(model)
+    check_model_state(model, model_state(model), state)
+    model.load_state_dict(state, strict=True)
+
+
+def check_model_state(model: nn.Module, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    """Refuse weights of other names or shapes than the model's own."""
     missing, unexpected = sorted(own.keys() - state.keys()), sorted(state.keys() - own.keys())
     shapes = [
         f"{n} is {tuple(state[n].shape)} there and {tuple(own[n].shape)} here"
@@ -30,12 +35,14 @@ def load_model_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     )
     if problems:
         raise CheckpointError(f"the weights do not fit this {type(model).__name__}: {'; '.join(problems)}")
-    model.load_state_dict(state, strict=True)
 
 
-def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """An optimizer's state with names of parameters in place of torch's running numbers."""
-    names = _names(model, optimizer)
+def optimizer_state(model: nn.Module, optimizer: Optimizer, names: Sequence[str] | None = None) -> dict[str, Any]:
+    """An optimizer's state with names of parameters in place of torch's running numbers.
+
+    `names` are those of its parameters in their order, where these are not the model's own.
+    """
+    names = names if names is not None else parameter_names(model, optimizer)
     raw = optimizer.state_dict()
     return {
         "kind": type(optimizer).__name__,
@@ -50,25 +57,14 @@ def optimizer_state(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
-def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+def load_optimizer_state(
+    model: nn.Module, optimizer: Optimizer, state: Mapping[str, Any], names: Sequence[str] | None = None
+) -> None:
     """Load an optimizer's state by names. How the optimizer runs here (fused, foreach) is kept."""
-    if state["kind"] != type(optimizer).__name__:
-        raise CheckpointError(
-            f"the checkpoint holds the state of {state['kind']}, but the optimizer here is {type(optimizer).__name__}"
-        )
-    names = _names(model, optimizer)
-    numbers = {name: number for number, name in names.items()}
+    names = names if names is not None else parameter_names(model, optimizer)
+    numbers = {name: number for number, name in enumerate(names)}
     own = [group["params"] for group in optimizer.state_dict()["param_groups"]]
-    unknown = sorted(state["state"].keys() - numbers.keys())
-    if unknown or len(state["groups"]) != len(own):
-        raise CheckpointError(
-            f"the optimizer state does not fit: {len(state['groups'])} groups there and {len(own)} "
-            f"here, unknown parameters {unknown[:3]}"
-        )
-    for place, (saved, members) in enumerate(zip(state["groups"], own)):
-        differing = sorted(set(saved["params"]) ^ {names[n] for n in members})
-        if differing:
-            raise CheckpointError(f"the optimizer state does not fit: group {place} differs in {differing[:3]}")
+    check_optimizer_state(optimizer, [[names[n] for n in members] for members in own], state)
     groups = [
         {
             **{k: v for k, v in mine.items() if k in _RUNTIME_KEYS},
@@ -82,12 +78,30 @@ def load_optimizer_state(model: nn.Module, optimizer: Optimizer, state: Mapping[
     )
 
 
+def check_optimizer_state(optimizer: Optimizer, own: list[list[str]], state: Mapping[str, Any]) -> None:
+    """Refuse the state of another optimizer, or of one over other parameters; `own` are their names by group."""
+    if state["kind"] != type(optimizer).__name__:
+        raise CheckpointError(
+            f"the checkpoint holds the state of {state['kind']}, but the optimizer here is {type(optimizer).__name__}"
+        )
+    unknown = sorted(state["state"].keys() - {name for members in own for name in members})
+    if unknown or len(state["groups"]) != len(own):
+        raise CheckpointError(
+            f"the optimizer state does not fit: {len(state['groups'])} groups there and {len(own)} "
+            f"here, unknown parameters {unknown[:3]}"
+        )
+    for place, (saved, members) in enumerate(zip(state["groups"], own)):
+        differing = sorted(set(saved["params"]) ^ set(members))
+        if differing:
+            raise CheckpointError(f"the optimizer state does not fit: group {place} differs in {differing[:3]}")
+
+
 # How a step is computed here, as opposed to what it computes: not part of the training's state.
 _RUNTIME_KEYS = ("fused", "foreach", "capturable", "differentiable")
 
 
-def _names(model: nn.Module, optimizer: Optimizer) -> dict[int, str]:
+def parameter_names(model: nn.Module, optimizer: Optimizer) -> list[str]:
     """torch numbers an optimizer's parameters by their order over all groups; the model knows their names."""
     by_identity = {id(p): name for name, p in model.named_parameters()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return {number: by_identity.get(id(p), f"parameter_{number}") for number, p in enumerate(parameters)}
+    return [by_identity.get(id(p), f"parameter_{number}") for number, p in enumerate(parameters)]

@@ -38,19 +38,27 @@ class SingleDevice(Strategy):
         self._precision: Precision | None = None
 
     def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:
-        self._model = model.to(self.device)
         if self._precision is not None:
             self._precision.restore()
         self._precision = Precision(settings.precision, self.device)
         self._precision.apply()
         self._autocast = self._precision.autocast
         self._scaler = self._precision.scaler
-        self._update = None
+        self._model = self.take_model(model, optimizer)
+        self._update: Update | None = None
         if optimizer is not None:
-            if settings.fused:
-                use_fused(optimizer)
-            self._update = Update(optimizer, settings, self._scaler)
+            self._update = self.make_update(optimizer, settings)
         return torch.compile(self._model) if settings.compile else self._model  # type: ignore[return-value]
+
+    def take_model(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
+        """Bring the weights where they belong, in place."""
+        return model.to(self.device)
+
+    def make_update(self, optimizer: Optimizer, settings: StepSettings) -> Update:
+        """What turns gradients into new weights, once the model is where it belongs."""
+        if settings.fused:
+            use_fused(optimizer)
+        return Update(optimizer, settings, self._scaler)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return self._autocast

@@ -18,37 +18,69 @@ from distributed_training.strategies.base import StepResult, StepSettings
 from distributed_training.strategies.fused import FUSABLE, DirectSteps
 
 
+class Gradients:
+    """The gradients of an update: whole here, in the parameters. Strategies that divide them have their own kind."""
+
+    divided = False
+    """Whether this rank has only a part of them."""
+
+    def __init__(self, parameters: list[Tensor]) -> None:
+        self.parameters = parameters
+        self.param_groups = [{"params": parameters}]  # all that the loss scaler wants to know of an optimizer
+
+    def collect(self) -> list[Tensor]:
+        """Those that there are, in the order of the parameters; to be changed in place."""
+        return [gradient for p in self.parameters if (gradient := p.grad) is not None]
+
+    def clear(self) -> None:
+        """Forget them."""
+        for p in self.parameters:
+            p.grad = None
+
+    def total(self, value: Tensor) -> Tensor:
+        """A sum over all gradients, from the sum over those of this rank."""
+        return value
+
+
 class Update:
     """One optimizer's update. On a GPU nothing here waits for the device, unless the optimizer leaves no other way."""
 
-    def __init__(self, optimizer: Optimizer, settings: StepSettings, scaler: GradScaler | None) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        settings: StepSettings,
+        scaler: GradScaler | None,
+        gradients: Gradients | None = None,
+    ) -> None:
         self.optimizer = optimizer
+        self._gradients = gradients or Gradients([p for group in optimizer.param_groups for p in group["params"]])
         self._clip, self._scaler = settings.gradient_clip, scaler
         self._guard = settings.nonfinite
-        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._on_cpu = all(p.device.type == "cpu" for p in self._parameters)
+        self._on_cpu = all(p.device.type == "cpu" for p in self._gradients.parameters)
         self._skips_by_itself = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self._bare_step = _bare_step(optimizer)
         self._direct_step = DirectSteps(optimizer)
+        self._begun = False
 
     def __call__(self, loss: Tensor) -> StepResult:
         """Update the weights from the gradients in place, or skip, and clear the gradients."""
-        parameters = self._parameters
-        gradients = [gradient for p in parameters if (gradient := p.grad) is not None]
+        gradients = self._gradients.collect()
         if self._scaler is not None:
             result = self._scaled(gradients, loss)
         else:
             norm = self._clipped(gradients)
             result = self._guarded(gradients, norm, loss)
-        for p in parameters:
-            p.grad = None
+        self._gradients.clear()
         return result
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """The norm of all gradients together."""
         if not gradients:
             return torch.zeros(())
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+        if self._gradients.divided:
+            norm = self._gradients.total(norm.double().square()).sqrt().to(norm.dtype)
+        return norm
 
     def _guarded(self, gradients: list[Tensor], norm: Tensor | None, loss: Tensor) -> StepResult:
         if self._guard == "off":
@@ -56,21 +88,37 @@ class Update:
             return StepResult(norm, False)
         watched = norm if self._guard == "gradients" else loss
         if self._on_cpu:  # reading a value costs nothing here, and sums are cheaper than a norm
-            finite = math.isfinite(watched if watched is not None else sum([g.sum().item() for g in gradients]))
+            finite = math.isfinite(watched if watched is not None else self._sum(gradients))
             if finite:
                 self._step(gradients)
             return StepResult(norm, not finite)
         skipped = self._flag(watched, gradients)
-        if self._skips_by_itself:  # a fused kernel looks at the flag on the device
+        self._step_unless(skipped, gradients)
+        return StepResult(norm, skipped)
+
+    def _sum(self, gradients: list[Tensor]) -> float | Tensor:
+        own = sum([g.sum().item() for g in gradients])
+        return self._gradients.total(torch.tensor(own, dtype=torch.float64)) if self._gradients.divided else own
+
+    def _step_unless(self, skipped: Tensor, gradients: list[Tensor]) -> None:
+        # The first step is waited for: SGD makes its momentum then, of whatever lies in memory, and a kernel that skips
+        # leaves it so.
+        if self._skips_by_itself and not self._on_cpu and (self._begun or self.optimizer.state):
             self.optimizer.found_inf = skipped  # type: ignore[attr-defined]
             self._step(gradients)
             del self.optimizer.found_inf  # type: ignore[attr-defined]
-        elif not skipped.item():  # other optimizers cannot be told on the device: one wait a step
+        elif not skipped.item():  # optimizers without a fused kernel cannot be told on the device: one wait a step
             self._step(gradients)
-        return StepResult(norm, skipped)
+            self._begun = True
 
     def _flag(self, watched: Tensor | None, gradients: list[Tensor]) -> Tensor:
         """1 on the device if the value watched, or else any gradient, is not finite."""
+        flag = self._own_flag(watched, gradients)
+        if watched is None and self._gradients.divided:  # kernels that look at the flag know only 0 and 1
+            flag = self._gradients.total(flag).clamp(max=1)
+        return flag
+
+    def _own_flag(self, watched: Tensor | None, gradients: list[Tensor]) -> Tensor:
         if watched is None and len({g.dtype for g in gradients}) == 1 and not any(g.is_sparse for g in gradients):
             flag = torch.zeros((), device=gradients[0].device)  # no dimension, like Adam's own step counts
             # The loss scaler's kernel with a scale of 1: one launch for all gradients.
@@ -96,14 +144,18 @@ class Update:
         assert scaler is not None
         if not gradients:
             return StepResult(None, False)
-        scaler.unscale_(self.optimizer)
+        scaler.unscale_(self._gradients)  # type: ignore[arg-type]
+        flags = list(scaler._found_inf_per_device(self._gradients).values())  # type: ignore[arg-type]
+        if self._gradients.divided:  # ranks must agree on the step and on the next scale
+            for flag in flags:
+                flag.copy_(self._gradients.total(flag))
         norm = self._clipped(gradients)
-        found = torch.stack([flag.sum() for flag in scaler._found_inf_per_device(self.optimizer).values()]).sum()
+        found = torch.stack([flag.sum() for flag in flags]).sum().clamp(max=1)
         # Overflows while the scaler looks for its scale are its normal work; below 1 there is nothing left to find.
         scale = scaler._get_scale_async()
         assert scale is not None
         skipped = ((found > 0) & (scale < 1) | ~torch.isfinite(loss)).float()
-        scaler.step(self.optimizer)
+        self._step_unless(found, gradients)
         scaler.update()
         return StepResult(norm, bool(skipped) if self._on_cpu else skipped)
 

@@ -15,6 +15,7 @@ from distributed_training._version import __version__
 from distributed_training.checkpoint.tree import put_together, take_apart
 from distributed_training.config import Config
 from distributed_training.runtime.errors import RanksError
+from distributed_training.runtime.world import named
 from distributed_training.strategies.base import Strategy
 
 # Where data lies and how it is read may differ from machine to machine; what is trained may not.
@@ -36,15 +37,24 @@ def check_same_everywhere(strategy: Strategy, config: Config, model: nn.Module, 
         **{f"data: {key}": value for key, value in source.items()},
     }
     everyone = strategy.gather_values({key: repr(value) for key, value in own.items()})
-    for rank, other in enumerate(everyone):
-        differing = [key for key in everyone[0] if other.get(key) != everyone[0][key]]
-        if differing or other.keys() != everyone[0].keys():
-            shown = "; ".join(f"{key} is {everyone[0][key]} there and {other.get(key)} here" for key in differing[:3])
-            same = [r for r, facts in enumerate(everyone) if facts == everyone[0]]
-            raise RanksError(
-                f"rank {rank} differs from rank{'s' if len(same) > 1 else ''} {', '.join(map(str, same[:8]))}: "
-                f"{shown or 'another set of settings'}. Start all ranks with the same config, code and data"
-            )
+    keys = {key: None for facts in everyone for key in facts}
+    differing = [key for key in keys if len({facts.get(key) for facts in everyone}) > 1]
+    if differing:
+        shown = "; ".join(_who_has_what(key, [facts.get(key) for facts in everyone]) for key in differing[:3])
+        more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise RanksError(
+            f"the ranks differ: {shown}{more}. Start all ranks with the same config, code and data "
+            "(docs/troubleshooting.md#ranks-differ)"
+        )
+
+
+def _who_has_what(key: str, values: list[str | None]) -> str:
+    """`training.lr is 0.1 on ranks 0, 2 and 0.2 on rank 1`."""
+    ranks: dict[str | None, list[str]] = {}
+    for rank, value in enumerate(values):
+        ranks.setdefault(value, []).append(str(rank))
+    parts = [f"{'missing' if value is None else value} on {named(some)}" for value, some in ranks.items()]
+    return f"{key} is {' and '.join(parts[:4])}"
 
 
 def from_rank_0(strategy: Strategy, state: Any) -> Any:

@@ -21,8 +21,9 @@ _WAITING = 1024
 class NonfiniteGuard:
     """On the CPU it judges each step at once; a GPU's flags wait on the device and are judged when the loss is read."""
 
-    def __init__(self, limit: int, device: torch.device) -> None:
-        self._limit = limit
+    def __init__(self, limit: int, device: torch.device, speaks: bool = True) -> None:
+        """`speaks`: warn of every skipped step; otherwise only of one whose culprit is among this rank's samples."""
+        self._limit, self._speaks = limit, speaks
         self._skipped = 0
         self._streak = 0
         self._deferred = device.type != "cpu"
@@ -62,7 +63,8 @@ class NonfiniteGuard:
                 f"{culprit}; the weights are those of the last finite step. "
                 "Lower training.lr, set training.gradient_clip, or try another training.precision"
             )
-        logger.warning("epoch %d, step %d skipped: loss or gradient is not finite%s", epoch, step, culprit)
+        if self._speaks or culprit:
+            logger.warning("epoch %d, step %d skipped: loss or gradient is not finite%s", epoch, step, culprit)
 
     @property
     def skipped(self) -> int:

@@ -28,18 +28,20 @@ class Loop:
         trainer, config = session.trainer, session.trainer.config
         self.session, self.source, self.scheduler = session, session.source, session.scheduler
         self.step, self.schedule, self.ledger = step, schedule, ledger
-        self.guard = NonfiniteGuard(config.training.max_nonfinite_steps, trainer.device)
+        self.guard = NonfiniteGuard(config.training.max_nonfinite_steps, trainer.device, session.leads)
         self.meter = LossMeter(trainer.strategy)
         self._stop = StopVote(session)
         # Only callbacks that look at steps are asked at steps.
         self._watchers = [c for c in trainer.callbacks if type(c).on_step_end is not Callback.on_step_end]
         self._log_every, self._save_every = config.training.log_every, config.checkpoint.every_steps
+        self._last_step = config.run.stop_after_steps
         self._checked_epoch: int | None = 0 if trainer.device.type == "cuda" and trainer.num_classes else None
 
     def run(self) -> None:
         """Train until the last epoch is done or `trainer.stopping` says why not."""
         session, trainer = self.session, self.session.trainer
         cursor = trainer.cursor
+        self._stop_if_enough()
         while cursor.epoch < trainer.epochs and not trainer.stopping:
             trainer.notify("on_epoch_start", cursor.epoch)
             self._epoch(cursor.epoch)
@@ -73,10 +75,17 @@ class Loop:
             if self._save_every and cursor.global_step % self._save_every == 0 and cursor.step != steps:
                 self.session.save()
             self._stop.step_done()
+            self._stop_if_enough()
             if trainer.stopping:
                 return
         if self.meter.pending:
             self.log(epoch, cursor.step - 1, steps)
+
+    def _stop_if_enough(self) -> None:
+        """End at `run.stop_after_steps`: all ranks count alike, so all of them ask for it in the same step."""
+        if self._last_step is not None and self.session.trainer.cursor.global_step >= self._last_step:
+            self.session.trainer.stop(f"run.stop_after_steps={self._last_step}")
+            self._stop.vote()
 
     def log(self, epoch: int, step: int, steps: int | None) -> None:
         """Read the loss from the device and tell trackers and callbacks: the only wait for the device in the loop."""

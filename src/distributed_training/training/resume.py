@@ -10,20 +10,40 @@ from typing import Any
 from distributed_training.checkpoint import CheckpointInfo, CheckpointStore, find_checkpoint
 from distributed_training.config import Config
 from distributed_training.runtime.errors import CheckpointError
-from distributed_training.runtime.run_directory import RunDirectory, create_run_directory, newest_run
+from distributed_training.runtime.run_directory import RunDirectory, create_run_directory, newest_run, run_of_job
 
 logger = logging.getLogger(__name__)
 
 Start = tuple[RunDirectory | None, CheckpointInfo | None]
 
 
-def find_start(config: Config, run_dir: str | Path | bool | None, resume: str, model: str) -> Start:
-    """(run directory, checkpoint to start from). Either may be None: no files wanted, a fresh start."""
+def find_start(
+    config: Config, run_dir: str | Path | bool | None, resume: str, model: str, job: str | None = None
+) -> Start:
+    """(run directory, checkpoint to start from). Either may be None: no files wanted, a fresh start.
+
+    A job that its launcher has started again goes on with its own run, whatever `resume` says.
+    """
     if run_dir is False:
         if resume not in ("never", "auto"):
             raise CheckpointError(f"resume={resume} needs a run directory, but run_dir=False asks for none")
         return None, None
     given = Path(run_dir) if isinstance(run_dir, (str, Path)) else None
+    if job is None:
+        return _chosen(config, given, resume, model)
+    own = run_of_job(config, given, job)
+    if own is not None:
+        start = CheckpointStore(own.checkpoints, config.checkpoint).newest_good()
+        if start is None and resume not in ("never", "auto"):
+            start = find_checkpoint(Path(resume).absolute())
+        return own, start
+    run, start = _chosen(config, given, resume, model)
+    run.job_file.write_text(job, encoding="utf-8")
+    return run, start
+
+
+def _chosen(config: Config, given: Path | None, resume: str, model: str) -> tuple[RunDirectory, CheckpointInfo | None]:
+    """What `resume` asks for."""
     if resume == "never":
         return create_run_directory(config, given, model), None
     if resume != "auto":
@@ -37,7 +57,9 @@ def find_start(config: Config, run_dir: str | Path | bool | None, resume: str, m
     return run, start
 
 
-def _from_path(config: Config, path: Path, given: Path | None, model: str) -> Start:
+def _from_path(
+    config: Config, path: Path, given: Path | None, model: str
+) -> tuple[RunDirectory, CheckpointInfo | None]:
     if not path.exists():
         raise CheckpointError(f"{path}: no such run or checkpoint")
     start = find_checkpoint(path.absolute())  # from inside a run, its folder is not in the path

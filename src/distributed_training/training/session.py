@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Mapping
@@ -16,15 +17,18 @@ from distributed_training.checkpoint import CheckpointInfo, CheckpointStore
 from distributed_training.data.base import BatchSource
 from distributed_training.runtime.device import machine_facts
 from distributed_training.runtime.errors import OutOfMemoryError
+from distributed_training.runtime.group import job_identity
 from distributed_training.runtime.run_directory import RunDirectory
 from distributed_training.runtime.seeds import generators_state, restore_generators, seed_everything
 from distributed_training.runtime.signals import StopSignals
+from distributed_training.runtime.world import read_world
 from distributed_training.tracking import RunInfo, Trackers, make_trackers
 from distributed_training.training import evaluation
 from distributed_training.training.agreement import check_same_everywhere, from_rank_0
 from distributed_training.training.ledger import Ledger
 from distributed_training.training.loop import Loop
 from distributed_training.training.progress import make_progress
+from distributed_training.training.recorder import Recorder
 from distributed_training.training.result import Cursor, TrainingResult
 from distributed_training.training.resume import check_same_training, find_start
 from distributed_training.training.schedule import Schedule
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
     from distributed_training.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
+_trainings = itertools.count()
 
 
 class Session:
@@ -54,7 +59,8 @@ class Session:
         self.start: CheckpointInfo | None = None
         check_same_everywhere(trainer.strategy, config, trainer.model, self._source_facts)
         if self.leads:
-            self.run_dir, self.start = find_start(config, trainer.run_dir, resume, type(trainer.model).__name__)
+            kind, job = type(trainer.model).__name__, self._job()
+            self.run_dir, self.start = find_start(config, trainer.run_dir, resume, kind, job)
         self.writes = trainer.run_dir is not False
         self.trackers = make_trackers(config.tracking, trainer.strategy.rank) if self.writes else Trackers([])
         self.store = (
@@ -68,7 +74,7 @@ class Session:
         # A rank that is told to stop while it waits for one that is gone would wait for ever.
         watch = getattr(trainer.strategy, "watch", None)
         if watch is not None:
-            watch.told_to_stop = lambda: self.signals.received is not None
+            watch.told_to_stop = lambda: self.signals.arrived
 
     def run(self) -> TrainingResult:
         """Train, and leave everything closed and reported whatever happens."""
@@ -76,6 +82,8 @@ class Session:
         own_callbacks = list(trainer.callbacks)
         if self._progress is not None:
             trainer.callbacks.append(self._progress)
+        if self.config.record.folder is not None:
+            trainer.callbacks.append(Recorder(self.config, self._source_facts))
         status = "failed"
         try:
             with ExitStack() as stack:
@@ -87,7 +95,7 @@ class Session:
                 trainer.model.train()
                 self.loop.run()
                 status = self._end()
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, MemoryError) as error:
             raise _out_of_memory(error, trainer) from error
         except RuntimeError as error:
             if "can't allocate memory" in str(error) or "not enough memory" in str(error):
@@ -108,6 +116,11 @@ class Session:
     def _source_facts(self) -> dict[str, Any]:
         """What the batches are made of. Made once: it looks at the data."""
         return self.source.describe()
+
+    def _job(self) -> str | None:
+        """This training among those of a job that may be started again: a script may train more than once."""
+        job = job_identity(read_world(), self.config.run.deadline)
+        return f"{job}/{next(_trainings)}" if job is not None else None
 
     def save(self) -> None:
         """Checkpoint the training as it stands."""
@@ -289,8 +302,10 @@ def _out_of_memory(error: Exception, trainer: Trainer) -> OutOfMemoryError:
         advice.append("training.gradient_checkpointing=true")
     if trainer.device.type == "cuda" and training.precision in ("fp32", "tf32"):
         advice.append("training.precision=bf16")
-    first_line = str(error).split("\n")[0].split(". ")[0]
+    first_line = str(error).split("\n")[0].split(". ")[0] or type(error).__name__
+    several = trainer.strategy.world_size > 1
     return OutOfMemoryError(
         f"{trainer.device} ran out of memory at epoch {trainer.cursor.epoch}, step {trainer.cursor.step} "
         f"({first_line}); try {', or '.join(advice)}, or a smaller training.batch_size"
+        f"{' (docs/troubleshooting.md#out-of-memory-on-some-gpus)' if several else ''}"
     )

@@ -36,6 +36,7 @@ class TrainStep:
         seed_torch(self._epoch_key + step & _SEEDS, self._strategy.device)
         data = self._engine.place(batch, epoch, training=True)
         if self._parts == 1:
+            self._strategy.counts = not batch.padding
             with self._autocast:
                 loss = self._loss(data, batch)
                 if self._ranks > 1:
@@ -52,6 +53,7 @@ class TrainStep:
         most = -(-batch.step_size // self._ranks)  # the same on all ranks: some strategies talk in every micro-batch
         parts = split_batch(data, batch.rows, min(self._parts, most))
         for number, (size, part) in enumerate(parts, 1):
+            self._strategy.counts = size > 0 and not batch.padding
             with self._strategy.micro_batch(last=number == len(parts)):
                 with self._autocast:
                     loss = self._loss(part, batch) * (0.0 if batch.padding else size / batch.step_size)

@@ -82,7 +82,14 @@ class Trainer:
         if config.training.gradient_checkpointing:
             enable_gradient_checkpointing(model)
         self.strategy = make_strategy(
-            Place(self.device, world, config.strategy, config.run.deadline, config.training.batch_size)
+            Place(
+                self.device,
+                world,
+                config.strategy,
+                config.run.deadline,
+                config.training.batch_size,
+                config.training.gradient_accumulation,
+            )
         )
         self._optimizer, self._criterion = optimizer, criterion
         self.from_config = False

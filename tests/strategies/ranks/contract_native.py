@@ -16,10 +16,11 @@ from distributed_training.config import StrategyConfig
 from distributed_training.runtime.world import read_world
 from distributed_training.strategies import Place, make_strategy
 
+DEVICE = torch.device(os.environ.get("DEVICE", "cpu"))
 CONFIG = StrategyConfig(name=os.environ["STRATEGY"], **json.loads(os.environ.get("OPTIONS", "{}")))
 
 
 class TestRanks(StrategyContract):
     @pytest.fixture
     def strategy_factory(self) -> Factory:
-        return lambda: make_strategy(Place(torch.device("cpu"), read_world(), CONFIG, deadline=30))
+        return lambda: make_strategy(Place(DEVICE, read_world(), CONFIG, deadline=30))

@@ -10,6 +10,14 @@ from tests.launching import run_ranks
 CASES = [
     pytest.param("ddp", {}, 2, id="ddp"),
     pytest.param("ddp", {"bucket_mb": 0.0001, "find_unused_parameters": True}, 3, id="ddp-many-buckets"),
+    pytest.param("accelerate", {}, 2, id="accelerate"),
+    pytest.param("accelerate", {"plugin": "fsdp"}, 2, id="accelerate-fsdp"),
+    pytest.param("accelerate", {"plugin": "deepspeed"}, 2, id="accelerate-deepspeed"),
+    pytest.param("zero1", {}, 2, id="zero1"),
+    pytest.param("zero1", {"bucket_mb": 0.0001}, 3, id="zero1-three"),
+    pytest.param("zero2", {}, 2, id="zero2"),
+    pytest.param("zero3", {}, 3, id="zero3-three"),
+    pytest.param("fsdp", {}, 2, id="fsdp"),
 ]
 
 

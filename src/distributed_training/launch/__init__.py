@@ -1,0 +1,1 @@
+"""The same program on many processes and machines."""

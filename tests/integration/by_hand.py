@@ -1,0 +1,93 @@
+"""Jobs whose ranks are started by hand: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.launching import ROOT, environment, free_port
+
+
+class RankServer:
+    """Starts jobs, one at a time. To be closed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._jobs = folder, 0
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "rank_server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment(PYTHONPATH=str(ROOT), TMPDIR=str(folder)),  # ranks that are killed leave things there
+        )
+
+    def start(self, ranks: int, program: list[str], *, only: list[int] | None = None, **variables: str) -> Job:
+        """Start `python PROGRAM` on every rank, or on some only."""
+        self._jobs += 1
+        screen = self._folder / f"screen-{self._jobs}"
+        common = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        numbers = list(range(ranks)) if only is None else only
+        environments = [{**common, "RANK": str(rank), "PWD": str(self._folder), **variables} for rank in numbers]
+        return self.start_all(environments, program, screen)
+
+    def start_all(self, environments: list[dict[str, str]], program: list[str], screen: Path) -> Job:
+        """Start a process for each environment."""
+        pids = self._ask({"program": program, "environments": environments, "screen": str(screen)})
+        return Job(self, pids, screen)
+
+    def wait(self, seconds: float) -> list[int | None]:
+        """Exit codes of the job's ranks; None for one that had to be killed."""
+        codes: list[int | None] = self._ask({"wait": seconds})
+        return codes
+
+    def close(self) -> None:
+        """End the server."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+    def _ask(self, order: dict[str, Any]) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+
+class Job:
+    """Ranks that run."""
+
+    def __init__(self, server: RankServer, pids: list[int], screen: Path) -> None:
+        self._server, self.pids, self._screen = server, pids, screen
+        self.folder = screen.parent
+        """Where the ranks run."""
+
+    @property
+    def screen(self) -> str:
+        """All that the ranks have written so far."""
+        return self._screen.read_text() if self._screen.exists() else ""
+
+    def until(self, text: str, seconds: float = 120) -> None:
+        """Wait until something is on the screen."""
+        end = time.monotonic() + seconds
+        while text not in self.screen:
+            assert time.monotonic() < end, f"{text!r} did not come:\n{self.screen[-3000:]}"
+            time.sleep(0.05)
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to a rank."""
+        os.kill(self.pids[rank], number)
+
+    def end(self, seconds: float = 120) -> tuple[list[int | None], str]:
+        """(exit codes, screen) when all have ended; a rank that has not by then is killed, and its code is None."""
+        codes = self._server.wait(seconds)
+        return codes, self.screen
