@@ -41,7 +41,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
                         loss = forward(ids, labels=ids)["loss"] / 2
                     strategy.backward(loss)
             assert not bool(strategy.step(loss.detach()).skipped)
-            found.append(float(loss))
+            found.append(float(loss.detach()))
         strategy.teardown()
         return found
 

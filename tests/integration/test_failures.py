@@ -50,6 +50,7 @@ class TestErrors:
             ("error-closed", 1, "OwnError: the user's own mistake"),
             ("error-in-data", 2, "OwnError: the user's own mistake"),
             ("bad-sample", 1, "cannot be read"),
+            ("network", 1, "ConnectionResetError: Connection reset by peer"),  # of the user's, not of a lost rank
             ("memory", 1, "docs/troubleshooting.md#out-of-memory-on-some-gpus"),
             ("device-memory", 2, "docs/troubleshooting.md#out-of-memory-on-some-gpus"),
         ],
@@ -132,8 +133,8 @@ class TestHangs:
     def test_a_rank_whose_loader_processes_hang_says_so(self, server: RankServer) -> None:
         codes, screen = server.start(3, [PROGRAM, "hang-in-loader", "1"]).end()
         assert_all_failed(codes, screen)
-        # On a busy machine the others may give up first; then they see where it stands.
-        assert re.search(r"rank 1 of 3 .* no batch from the loader processes within 7.2 s|at .* loader\.py", screen)
+        # To end the loader processes takes some seconds, too: if the others give up first, they see where it stands.
+        assert re.search(r"rank 1 of 3 .* no batch from the loader processes within 4.8 s|from loader\.py", screen)
 
     @pytest.mark.parametrize("who", [0, 1])
     def test_a_stopped_rank_is_reported_as_silent_and_ends_when_it_goes_on(self, server: RankServer, who: int) -> None:

@@ -38,6 +38,10 @@ def raise_own_error() -> None:
     raise OwnError("the user's own mistake")
 
 
+def raise_network_error() -> None:
+    raise ConnectionResetError("Connection reset by peer")
+
+
 def sleep_without_python() -> None:
     ctypes.CDLL(None).sleep(1000)
 
@@ -49,6 +53,7 @@ def sleep_and_keep_python() -> None:
 IN_CALLBACK = {
     "error": raise_own_error,
     "error-closed": raise_own_error,
+    "network": raise_network_error,
     "memory": raise_memory_error,
     "device-memory": raise_device_error,
     "hang": lambda: time.sleep(1000),

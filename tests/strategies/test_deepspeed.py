@@ -51,11 +51,11 @@ DEEPSPEED = [*TRAIN, "strategy=deepspeed", "strategy.zero_stage=3", "training.gr
 @pytest.mark.timeout(300)
 def test_a_whole_training_is_that_of_one_device_also_when_it_is_resumed(tmp_path: Path) -> None:
     def train(ranks: int, *arguments: str, strategy: list[str] = DEEPSPEED) -> None:
-        run_ranks(ranks, [*strategy, "training.epochs=3", *arguments], cwd=tmp_path)
+        run_ranks(ranks, [*strategy, "training.epochs=2", *arguments], cwd=tmp_path)
 
     train(1, "run.name=alone", strategy=[*TRAIN, "strategy=single"])
     train(2, "run.name=whole")
-    train(2, "run.name=broken", "run.stop_after_steps=40")
+    train(2, "run.name=broken", "run.stop_after_steps=30")
     train(2, "checkpoint.resume=runs/broken")
     alone, whole, resumed = (
         read_state(max((tmp_path / "runs" / name / "checkpoints").glob("step-*")))

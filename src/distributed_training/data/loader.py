@@ -33,6 +33,7 @@ _IDS_AT_ONCE = 2**15
 _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2**20
 _STARTS, _BEGINS_WITHIN = 4, 10.0  # attempts, and seconds
+_AHEAD = 30.0  # seconds: ending workers that hang takes time
 
 
 class Loader(BatchSource):
@@ -132,14 +133,12 @@ class Loader(BatchSource):
                 if self._turn is not turn:  # a newer call reads from the workers now: its batches are not ours
                     return
         except RuntimeError as error:
-            for process in getattr(batches, "_workers", []):  # to wait for one that hangs would hide why it does
-                process.kill()
             raise _worker_error(error, self._patience) from error
 
     @property
     def _patience(self) -> float:
-        """Seconds to wait for a batch. Other ranks wait for this one: it has to speak before they do, as it knows more."""
-        return self._deadline * (0.9 if self.share.ranks > 1 else 1.0)
+        """Seconds to wait for a batch. Where other ranks wait for this one, it speaks before they do: it knows more."""
+        return self._deadline - min(_AHEAD, 0.4 * self._deadline) if self.share.ranks > 1 else self._deadline
 
     def _start_workers(self) -> Iterator[Any]:
         """Make the worker processes and see each of them begin.

@@ -271,8 +271,8 @@ class Watch:
 
     def _leave_after_failure(self) -> None:
         failure = json.loads(self._store.get("failed", _ANSWERS) or "{}")
-        lines = failure["trace"].strip().splitlines()
-        self.before_leaving(f"rank {failure['rank']} failed: {lines[-1] if lines else ''}", failure["trace"])
+        message = f"ended because rank {failure['rank']} failed"
+        self.before_leaving(message, f"{message}:\n{failure['trace']}")
         self._leave(FAILED_ELSEWHERE)
 
     def _leave(self, code: int) -> None:

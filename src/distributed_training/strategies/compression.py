@@ -105,7 +105,7 @@ class BatchedPowerSGD:
 
 
 def _batched_powersgd(state: BatchedPowerSGD, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    devices = [bucket.buffer().device] if bucket.buffer().is_cuda else None
+    devices: Any = [bucket.buffer().device] if bucket.buffer().is_cuda else None
     future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
     future.set_result(state.reduce(bucket))
     return future
