@@ -31,7 +31,8 @@ $(VENV)/.installed: $(INPUTS)
 	scripts/setup.sh $(PYTHON) $(VENV) plots
 	touch $@
 
-$(VENV)/.installed-all: $(INPUTS) scripts/build_horovod.sh
+$(VENV)/.installed-all: $(INPUTS) scripts/build_horovod.sh scripts/install_system_packages.sh
+	scripts/install_system_packages.sh
 	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,accelerate,deepspeed,horovod,dev
 	touch $@ $(VENV)/.installed
 

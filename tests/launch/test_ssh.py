@@ -41,9 +41,8 @@ def ssh_server(machine: Machine, keys: Path) -> Iterator[None]:
         "UsePAM=no",
     ]
     options = [word for setting in settings for word in ("-o", setting)]
-    with subprocess.Popen(
-        [*machine.inside, SSHD, "-D", "-e", "-f", os.devnull, *options], stderr=(keys / f"{machine.name}.log").open("w")
-    ) as process:
+    command = [*machine.inside, SSHD, "-D", "-e", "-f", os.devnull, *options]
+    with (keys / f"{machine.name}.log").open("w") as log, subprocess.Popen(command, stderr=log) as process:
         try:
             yield
         finally:

@@ -55,8 +55,8 @@ def test_equal_ranks_pass() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (on(1, training__lr="0.5"), "training.lr is 0.001 on ranks 0, 2 and 0.5 on rank 1"),
-        (on(0, training__lr="0.5"), "training.lr is 0.5 on rank 0 and 0.001 on ranks 1, 2"),
+        (on(1, training__lr="0.5"), "training.lr is 0.002 on ranks 0, 2 and 0.5 on rank 1"),
+        (on(0, training__lr="0.5"), "training.lr is 0.5 on rank 0 and 0.002 on ranks 1, 2"),
         (on(2, torch="'1.0'"), "torch is "),
         (on(2, distributed_training="'0'"), "distributed_training is "),
         (on(1, strategy__name="'zero3'"), "strategy.name is 'auto' on ranks 0, 2 and 'zero3' on rank 1"),
