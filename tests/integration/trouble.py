@@ -108,7 +108,7 @@ class Model(nn.Module):
 def main() -> None:
     settings = {
         "run.progress": "off",
-        "run.deadline": float(SETTINGS.get("deadline", 8)),
+        "run.deadline": float(SETTINGS.get("deadline", 6)),
         "run.name": SETTINGS.get("name"),
         "checkpoint.resume": SETTINGS.get("resume", "never"),
         "checkpoint.every_steps": int(SETTINGS["save"]) if "save" in SETTINGS else None,

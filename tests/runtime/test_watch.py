@@ -93,6 +93,8 @@ for _ in range(8):  # longer than the deadline in all, but no part is
     for watch in watches:
         watch.begin("many parts")
 for watch in watches:
+    with watch.waiting("a part of it"):
+        pass
     watch.end()
 time.sleep(2)  # nobody waits: no limit
 watches[FIRST].close()

@@ -86,12 +86,13 @@ class Watch:
 
     @contextmanager
     def waiting(self, operation: str) -> Iterator[None]:
-        """Around a wait for other ranks."""
-        self.begin(operation)
+        """Around a wait for other ranks. Inside of another one it is a part of that."""
+        inside = self._since > 0
+        self.begin(self._operation if inside else operation)
         try:
             yield
         finally:
-            self.end()
+            self._since = time.monotonic() if inside else 0.0
 
     def failing(self, trace: str) -> bool:
         """An exception is about to end this rank: tell the others. Whether it is the first to fail."""
@@ -160,6 +161,10 @@ class Watch:
     # Watching
 
     def _run(self) -> None:
+        if not self.world.hosted:
+            with suppress(StoreLost):  # found again below, where it is reported
+                self._store.wait_for(["who/0"], _ANSWERS)
+                self._keeper = f"rank 0 ({self._store.get('who/0')})"
         while not self._keeper_left:
             asleep = time.monotonic()
             if self._closing.wait(self._interval) or self._ends:
@@ -181,8 +186,7 @@ class Watch:
     def _look(self) -> Callable[[], None] | None:
         """One look at the store and at this rank: what there is to do about it, or None."""
         store = self._store
-        if store.count(f"beat/{self.world.rank}") == 2 and not self.world.hosted:
-            self._keeper = f"rank 0 ({store.get('who/0')})"
+        store.count(f"beat/{self.world.rank}")
         if store.has("failed"):
             self._failed_at = self._failed_at or time.monotonic()
             now = self._since or time.monotonic() - self._failed_at > _GRACE

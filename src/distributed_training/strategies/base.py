@@ -107,6 +107,10 @@ class Strategy(ABC):
         """The sum of a tensor over all ranks."""
         return value
 
+    def waiting(self, operation: str) -> AbstractContextManager[Any]:
+        """Around reading from the device what other ranks have a part in: a GPU's wait for them shows only there."""
+        return nullcontext()
+
     def gather(self, value: Tensor) -> Tensor:
         """The tensors of all ranks one after the other in rank order; their first dimensions may differ."""
         return value

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +54,9 @@ class Distributed(SingleDevice):
         """The step's waits are over."""
         self._steps += 1
         self.watch.end()
+
+    def waiting(self, operation: str) -> AbstractContextManager[Any]:
+        return self.watch.waiting(operation)
 
     def reduce(self, value: Tensor) -> Tensor:
         return self.group.sum(value)

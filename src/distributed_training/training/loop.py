@@ -121,9 +121,9 @@ class StopVote:
             return
         session, now = self._session, time.perf_counter()
         own = [bool(session.signals.received), bool(session.trainer.own_wish_to_stop), now - self._since, self._steps]
-        signals, wishes, seconds, steps = self._strategy.reduce(
-            torch.tensor(own, dtype=torch.float64, device=self._strategy.device).float()
-        ).tolist()
+        votes = torch.tensor(own, dtype=torch.float64, device=self._strategy.device).float()
+        with self._strategy.waiting("a vote of all ranks"):
+            signals, wishes, seconds, steps = self._strategy.reduce(votes).tolist()
         session.agree(bool(signals), bool(wishes))
         if seconds > 0 and steps:
             self._every = max(1, min(1000, int(_VOTE_SECONDS * steps / seconds)))
@@ -191,7 +191,8 @@ class LossMeter:
         if not self._losses:
             return
         if self._strategy is not None:  # each rank has its part of the losses
-            values = self._strategy.reduce(torch.stack(self._losses).float()).tolist()
+            with self._strategy.waiting("the mean loss of all ranks"):
+                values = self._strategy.reduce(torch.stack(self._losses).float()).tolist()
         elif self._losses[0].device.type == "cpu":
             values = [loss.item() for loss in self._losses]
         else:
