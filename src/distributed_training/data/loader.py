@@ -147,7 +147,7 @@ class Loader(BatchSource):
         was just then being made or ended. Ranks have such threads, so a worker that does not begin is made anew.
         """
         for attempt in range(_STARTS):
-            begun = multiprocessing.get_context("fork").Value("i", 0)
+            begun = multiprocessing.Semaphore(0)
             workers = DataLoader(
                 _Steps(self.dataset, self.plan, self.share),
                 batch_size=None,  # an item is a whole batch already
@@ -156,15 +156,13 @@ class Loader(BatchSource):
                 num_workers=self._num_workers,
                 persistent_workers=True,
                 pin_memory=self._pin_memory,
-                worker_init_fn=functools.partial(_begin, begun, threading.current_thread() is threading.main_thread()),
+                worker_init_fn=functools.partial(_begin, begun, self._die_with_training()),
                 timeout=self._patience,
                 generator=torch.Generator(),  # or it would draw from the training's own
             )
             batches: Any = iter(workers)
             end = time.monotonic() + _BEGINS_WITHIN * (attempt + 1)
-            while begun.value < self._num_workers and time.monotonic() < end:
-                time.sleep(0.001)
-            if begun.value == self._num_workers:
+            if all(begun.acquire(timeout=max(0.0, end - time.monotonic())) for _ in range(self._num_workers)):
                 self._workers = workers
                 return cast("Iterator[Any]", batches)
             logger.warning("a loader process did not begin; starting the loader processes anew")
@@ -172,6 +170,11 @@ class Loader(BatchSource):
                 process.kill()
             batches._shutdown_workers()
         raise DataError(f"loader processes did not begin, in {_STARTS} attempts; try data.num_workers=0")
+
+    def _die_with_training(self) -> bool:
+        """A worker has the connections of its rank, and while it lives they stay open: other ranks would not see that
+        a killed one is gone. The system can only watch the thread that starts it, so this must be one that lasts."""
+        return self.share.ranks > 1 and threading.current_thread() is threading.main_thread()
 
 
 class _Cursor:
@@ -215,16 +218,14 @@ def _as_it_is(data: Any) -> Any:
     return data
 
 
-def _begin(begun: Any, lasts: bool, _: int) -> None:
+def _begin(begun: Any, dies: bool, _: int) -> None:
     """The first thing that a worker does. Ctrl-C reaches every process of the terminal; only the training decides.
 
-    `lasts`: its parent thread lives as long as the process. A worker has the connections of the training, and while it
-    lives they stay open: other ranks would not see that the one of a killed training is gone.
+    `dies`: at once with the training process, without tidying up.
     """
-    if lasts:
+    if dies:
         end_with_parent(signal.SIGKILL)
-    with begun.get_lock():
-        begun.value += 1
+    begun.release()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -107,10 +107,24 @@ class Group:
         """Leave. Safe to call twice."""
         failure.dismiss(self.watch)
         if self._own_group and dist.is_initialized():
+            _keep_connections(self.device)
             dist.destroy_process_group()
             self._own_group = False
         for name in self._variables:
             os.environ.pop(name, None)
+
+
+_ended: Any = None
+
+
+def _keep_connections(device: torch.device) -> None:
+    """Hold the connections of a group that ends, until the next one ends.
+
+    DistributedDataParallel may live longer than the group. Were it the last to know the connections, they would be
+    freed with it, under Python's lock, and wait for their threads, of which one may wait for that same lock.
+    """
+    global _ended
+    _ended = dist.distributed_c10d._get_default_group()._get_backend(device)
 
 
 def choose_backend(name: str, device: torch.device) -> str:
