@@ -51,7 +51,7 @@ def run_ranks(
             env=environment(TMPDIR=folder, **variables),
         )
     if check:
-        assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+        assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-6000:]}"
     return done
 
 
@@ -69,7 +69,7 @@ def run_horovod(
             env=environment(TMPDIR=folder, **variables),
         )
     if check:
-        assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+        assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-6000:]}"
     return done
 
 

@@ -290,3 +290,16 @@ class TestFindCheckpoint:
         (tmp_path / "empty").mkdir()
         with pytest.raises(CheckpointError, match=f"{name}: no usable checkpoint"):
             find_checkpoint(tmp_path / name)
+
+
+def test_buffers_are_not_made_beside_a_writer(tmp_path: Path) -> None:
+    """It would be forgotten, and its pruning would meet the folder of the next save."""
+    store = CheckpointStore(tmp_path / "checkpoints", CheckpointConfig())
+    state = {"w": torch.zeros(100_000)}
+    store.save(state, step=1, epoch=0, metrics={})
+    writer = store._writer
+    store.prepare(state)
+    assert store._writer is writer
+    store.save(state, step=2, epoch=0, metrics={})
+    store.wait()
+    assert steps_of(store) == [1, 2]

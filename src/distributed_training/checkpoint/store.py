@@ -39,8 +39,11 @@ class CheckpointStore:
         self._committed: list[CheckpointInfo] = []
 
     def prepare(self, state: Mapping[str, Any]) -> None:
-        """Make the buffers for a state like this in the background: the first save is as quick as the rest then."""
-        if self._config.background:
+        """Make the buffers for a state like this in the background: the first save is as quick as the rest then.
+
+        After a save they are there, and its writer may still be at work.
+        """
+        if self._config.background and self._writer is None:
             _, tensors = take_apart(state)
             self._start(lambda: self._staging.prepare(tensors))
 

@@ -24,7 +24,7 @@ CONFIG = StrategyConfig(name="deepspeed", **json.loads(os.environ.get("OPTIONS",
 class TestDeepSpeed(StrategyContract):
     @pytest.fixture
     def strategy_factory(self) -> Factory:
-        return lambda: make_strategy(Place(torch.device("cpu"), read_world(), CONFIG, deadline=30))
+        return lambda: make_strategy(Place(torch.device("cpu"), read_world(), CONFIG, deadline=120))
 
     def test_the_guard_can_be_off(self, build: Any) -> None:
         """Except where DeepSpeed needs the norm of the gradients in every step: then it skips by it, asked or not."""

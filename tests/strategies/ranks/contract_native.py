@@ -23,4 +23,4 @@ CONFIG = StrategyConfig(name=os.environ["STRATEGY"], **json.loads(os.environ.get
 class TestRanks(StrategyContract):
     @pytest.fixture
     def strategy_factory(self) -> Factory:
-        return lambda: make_strategy(Place(DEVICE, read_world(), CONFIG, deadline=30))
+        return lambda: make_strategy(Place(DEVICE, read_world(), CONFIG, deadline=120))
