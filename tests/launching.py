@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,40 +35,24 @@ def scratch() -> Iterator[str]:
         yield folder
 
 
-def run_ranks(
-    ranks: int, command: list[str], *, timeout: float = 240, check: bool = True, cwd: Path = ROOT, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run `python COMMAND` in every rank under torchrun."""
+def run_ranks(ranks: int, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python COMMAND` in every rank under torchrun; `options` are those of `run`."""
     launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}", f"--master_port={free_port()}"]
-    module = command[1:] if command[0] == "-m" else None
-    program = ["-m", *module] if module is not None else command
-    with scratch() as folder:
-        done = subprocess.run(
-            [sys.executable, *launcher, *program],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=cwd,
-            env=environment(TMPDIR=folder, **variables),
-        )
-    if check:
-        assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-6000:]}"
-    return done
+    return run([sys.executable, *launcher, *command], **options)
 
 
-def run_horovod(
-    ranks: int, command: list[str], *, timeout: float = 240, check: bool = True, cwd: Path = ROOT, **variables: str
+def run_horovod(ranks: int, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python COMMAND` in every rank under horovodrun; `options` are those of `run`."""
+    return run([*horovodrun(ranks), *command], **options)
+
+
+def run(
+    command: list[str], *, timeout: float = 240, check: bool = True, cwd: Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python COMMAND` in every rank under horovodrun."""
+    """Run a launcher to its end, with these environment variables."""
     with scratch() as folder:
-        done = subprocess.run(
-            [*horovodrun(ranks), *command],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=cwd,
-            env=environment(TMPDIR=folder, **variables),
-        )
+        own = environment(TMPDIR=folder, **variables)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=own)
     if check:
         assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-6000:]}"
     return done

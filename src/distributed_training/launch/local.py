@@ -23,9 +23,10 @@ from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
 from distributed_training.config.errors import ConfigError
 from distributed_training.launch import report
+from distributed_training.runtime.environment import environment_for_a_while
 from distributed_training.runtime.errors import RanksError
 from distributed_training.runtime.failure import SHOWN_BY_LAUNCHER
-from distributed_training.runtime.group import connect, name_job, wait_for_master
+from distributed_training.runtime.group import address_towards, connect, name_job, wait_for_master
 from distributed_training.runtime.world import JOB_VARIABLE
 
 SAVING = 60  # seconds that ranks have for their last checkpoint after Ctrl-C or SIGTERM
@@ -76,7 +77,8 @@ class Launch:
 
 def run(launch: Launch) -> report.Outcome:
     """Run the job's ranks of this machine to their end."""
-    with tempfile.TemporaryDirectory(prefix="dtrain-launch-") as folder, _quiet(), _unchanged_environment():
+    # torch tells its signals to itself by a variable of this process.
+    with tempfile.TemporaryDirectory(prefix="dtrain-launch-") as folder, _quiet(), environment_for_a_while():
         ranks = _Ranks(launch, folder)
         config = _launch_config(launch, ranks)
         words = ["-m", "distributed_training.launch.rank", *launch.program]
@@ -206,14 +208,6 @@ def is_here(host: str) -> bool:
     return True
 
 
-def address_towards(host: str) -> str:
-    """This machine's address on the network that leads to a host: its name may stand for another network."""
-    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(address)  # sends nothing
-        return str(probe.getsockname()[0])
-
-
 def _not_met(launch: Launch, error: Exception, waited: float) -> RanksError:
     place = launch.master or launch.rdzv or "127.0.0.1"
     text = " ".join(str(error.__cause__ or error).split())
@@ -268,14 +262,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in before:
             logger.setLevel(level)
-
-
-@contextmanager
-def _unchanged_environment() -> Iterator[None]:
-    """torch tells its signals to itself by a variable of this process."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]

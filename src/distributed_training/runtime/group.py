@@ -50,6 +50,8 @@ class Group:
         self.watch = Watch(world, deadline, dist.PrefixStore(f"{keys}/watch", own))
         failure.watch_over(self.watch)
         self.backend = choose_backend(backend, device)
+        self.callbacks_may_wait = self.backend != "gloo"
+        """Whether what follows an exchange may wait for another: Gloo runs it in one of its few threads."""
         self._own_group = not dist.is_initialized()
         self._variables: list[str] = []
         if self._own_group:
@@ -359,8 +361,9 @@ def choose_interface(master: str) -> list[str]:
 def address_towards(host: str) -> str | None:
     """This machine's address on the network that leads to another; None if there is no way."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # sends nothing: only the way is looked up
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)  # sends nothing: only the way is looked up
             return str(probe.getsockname()[0])
     except OSError:
         return None

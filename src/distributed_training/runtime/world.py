@@ -93,32 +93,28 @@ def _horovod(v: Mapping[str, str]) -> World:
     )
 
 
-def _open_mpi(v: Mapping[str, str]) -> World:
-    size = _number(v, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")
-    local_size = _number(v, "OMPI_COMM_WORLD_LOCAL_SIZE", default=1)
-    return World(
-        rank=_number(v, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        size=size,
-        local_rank=_number(v, "OMPI_COMM_WORLD_LOCAL_RANK", default=0),
-        local_size=local_size,
-        master=v.get("MASTER_ADDR", "127.0.0.1" if local_size == size else None),
-        port=_number(v, "MASTER_PORT", default=DEFAULT_PORT),
-        launcher="mpirun",
-    )
+def _mpirun(rank: str, size: str, local_rank: str, local_size: str) -> Callable[[Mapping[str, str]], World]:
+    """The reader of an MPI's variables, which have other names in each."""
+
+    def read(v: Mapping[str, str]) -> World:
+        ranks, here = _number(v, size, rank), _number(v, local_size, default=1)
+        return World(
+            rank=_number(v, rank, size),
+            size=ranks,
+            local_rank=_number(v, local_rank, default=0),
+            local_size=here,
+            master=v.get("MASTER_ADDR", "127.0.0.1" if here == ranks else None),
+            port=_number(v, "MASTER_PORT", default=DEFAULT_PORT),
+            launcher="mpirun",
+        )
+
+    return read
 
 
-def _mpich(v: Mapping[str, str]) -> World:
-    size = _number(v, "PMI_SIZE", "PMI_RANK")
-    local_size = _number(v, "MPI_LOCALNRANKS", default=1)
-    return World(
-        rank=_number(v, "PMI_RANK", "PMI_SIZE"),
-        size=size,
-        local_rank=_number(v, "MPI_LOCALRANKID", default=0),
-        local_size=local_size,
-        master=v.get("MASTER_ADDR", "127.0.0.1" if local_size == size else None),
-        port=_number(v, "MASTER_PORT", default=DEFAULT_PORT),
-        launcher="mpirun",
-    )
+_open_mpi = _mpirun(
+    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+)
+_mpich = _mpirun("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 
 def _slurm(v: Mapping[str, str]) -> World:

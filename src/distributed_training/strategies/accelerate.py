@@ -17,7 +17,7 @@ from distributed_training.strategies.accelerator import (
     agree_on_place,
     agree_on_settings,
 )
-from distributed_training.strategies.base import Place, StepResult, StepSettings, Strategy
+from distributed_training.strategies.base import Place, StepSettings, Strategy
 from distributed_training.strategies.batchnorm import synchronise_batchnorm
 from distributed_training.strategies.compression import compress_gradients
 from distributed_training.strategies.distributed import Distributed
@@ -59,7 +59,6 @@ class Accelerate(Distributed):
         self.start_alike(model)
         self._restore_forward()
         compiled = super().setup(model, optimizer, settings)
-        self._looks_at_loss = settings.nonfinite == "loss" or self._scaler is not None
         self.accelerator = self._accelerators.make(
             alone=self.world_size == 1,
             cpu=self.device.type == "cpu",
@@ -81,13 +80,6 @@ class Accelerate(Distributed):
     def backward(self, loss: Tensor) -> None:
         self.watch.begin(f"the gradients of step {self._steps}")
         self.accelerator.backward(loss * self.world_size)  # DistributedDataParallel divides by it
-
-    def step(self, loss: Tensor) -> StepResult:
-        if self._looks_at_loss:  # each rank has its part of it, but all must decide alike
-            loss = self.reduce(loss)
-        result = super().step(loss)
-        self.step_done()
-        return result
 
     def teardown(self) -> None:
         self._restore_forward()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -127,6 +127,9 @@ class Strategy(ABC):
         lengths = self.gather(torch.tensor([len(text)], device=self.device)).tolist()
         parts = self.gather(text).cpu().split(lengths)
         return [json.loads(bytes(part.numpy())) for part in parts]
+
+    def heed(self, told_to_stop: Callable[[], bool]) -> None:  # noqa: B027 (nobody to wait for alone)
+        """How to see that a signal asked this process to stop: a wait for a rank that is gone must end then."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

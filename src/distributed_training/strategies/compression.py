@@ -32,7 +32,7 @@ def compress_gradients(model: DistributedDataParallel, config: StrategyConfig, g
             use_error_feedback=True,
         )
         hook = powersgd.powerSGD_hook
-        model.register_comm_hook(state, _one_at_a_time(hook) if group.backend == "gloo" else hook)
+        model.register_comm_hook(state, hook if group.callbacks_may_wait else _one_at_a_time(hook))
     else:
         model.register_comm_hook(BatchedPowerSGD(config), _batched_powersgd)
 

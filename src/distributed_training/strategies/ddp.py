@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from distributed_training.strategies.base import Place, StepResult, StepSettings
+from distributed_training.strategies.base import Place, StepSettings
 from distributed_training.strategies.batchnorm import synchronise_batchnorm
 from distributed_training.strategies.compression import compress_gradients
 from distributed_training.strategies.distributed import Distributed
@@ -31,7 +31,6 @@ class DDP(Distributed):
             synchronise_batchnorm(model, self)
         self.start_alike(model)
         compiled = super().setup(model, optimizer, settings)
-        self._looks_at_loss = settings.nonfinite == "loss" or self._scaler is not None
         if optimizer is None:
             return compiled
         on_gpu = self.device.type == "cuda"
@@ -57,10 +56,3 @@ class DDP(Distributed):
             super().backward(loss)
         else:  # no wait to be watched
             SingleDevice.backward(self, loss)
-
-    def step(self, loss: Tensor) -> StepResult:
-        if self._looks_at_loss:  # each rank has its part of it, but all must decide alike
-            loss = self.reduce(loss)
-        result = super().step(loss)
-        self.step_done()
-        return result

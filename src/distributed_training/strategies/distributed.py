@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from distributed_training.runtime.errors import RanksError
 from distributed_training.runtime.group import Group
-from distributed_training.strategies.base import Place
+from distributed_training.strategies.base import Place, StepResult, StepSettings
 from distributed_training.strategies.single import SingleDevice
 
 
@@ -50,6 +52,18 @@ class Distributed(SingleDevice):
             self.watch.end()
             raise
 
+    def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:
+        forward = super().setup(model, optimizer, settings)
+        self._looks_at_loss = settings.nonfinite == "loss" or self._scaler is not None
+        return forward
+
+    def step(self, loss: Tensor) -> StepResult:
+        if self._looks_at_loss:  # each rank has its part of it, but all must decide alike
+            loss = self.reduce(loss)
+        result = super().step(loss)
+        self.step_done()
+        return result
+
     def step_done(self) -> None:
         """The step's waits are over."""
         self._steps += 1
@@ -57,6 +71,9 @@ class Distributed(SingleDevice):
 
     def waiting(self, operation: str) -> AbstractContextManager[Any]:
         return self.watch.waiting(operation)
+
+    def heed(self, told_to_stop: Callable[[], bool]) -> None:
+        self.watch.told_to_stop = told_to_stop
 
     def reduce(self, value: Tensor) -> Tensor:
         return self.group.sum(value)

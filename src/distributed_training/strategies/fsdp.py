@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from distributed_training.runtime.errors import ConfigError, ModelError
-from distributed_training.strategies.base import Place, StepResult, StepSettings
+from distributed_training.strategies.base import Place, StepSettings
 from distributed_training.strategies.batchnorm import synchronise_batchnorm
 from distributed_training.strategies.distributed import Distributed
 from distributed_training.strategies.fused import use_fused
@@ -62,7 +62,6 @@ class FSDP(Distributed):
             synchronise_batchnorm(model, self)
         self._syncs, self._buffers_differ = True, False
         forward = super().setup(model, optimizer, settings)
-        self._looks_at_loss = settings.nonfinite == "loss" or self._scaler is not None
         # The forward pass waits for other ranks too.
         forward.register_forward_pre_hook(self._forward_begins, prepend=True)
         forward.register_forward_hook(self._forward_ends)
@@ -132,13 +131,6 @@ class FSDP(Distributed):
             for unit in self._units:
                 unit.set_requires_gradient_sync(last, recurse=False)
         return nullcontext()
-
-    def step(self, loss: Tensor) -> StepResult:
-        if self._looks_at_loss:  # each rank has its part of it, but all must decide alike
-            loss = self.reduce(loss)
-        result = super().step(loss)
-        self.step_done()
-        return result
 
     def state(self) -> dict[str, Any]:
         """Whole at rank 0, in its CPU memory; nothing elsewhere."""

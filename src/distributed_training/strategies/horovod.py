@@ -51,7 +51,6 @@ class Horovod(Distributed):
         if optimizer is not None:
             self._start_optimizers_alike(optimizer)
         forward = super().setup(model, optimizer, settings)
-        self._looks_at_loss = settings.nonfinite == "loss" or self._scaler is not None
         if optimizer is not None:
             self._exchange = self._begin_exchange(model, optimizer)
         return forward
@@ -117,11 +116,7 @@ class Horovod(Distributed):
     def step(self, loss: Tensor) -> StepResult:
         if self.world_size > 1:
             self._sum_gradients()
-        if self._looks_at_loss:  # each rank has its part of it, but all must decide alike
-            loss = self.reduce(loss)
-        result = super().step(loss)
-        self.step_done()
-        return result
+        return super().step(loss)
 
     def _sum_gradients(self) -> None:
         """Wait for what is on its way, so that clipping and the guard see the gradients of all ranks."""

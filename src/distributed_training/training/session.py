@@ -71,10 +71,7 @@ class Session:
         self.loop: Loop  # made when the run begins
         self._saved_step = -1
         self._prepared = self._warned = self._signalled = False
-        # A rank that is told to stop while it waits for one that is gone would wait for ever.
-        watch = getattr(trainer.strategy, "watch", None)
-        if watch is not None:
-            watch.told_to_stop = lambda: self.signals.arrived
+        trainer.strategy.heed(lambda: self.signals.arrived)
 
     def run(self) -> TrainingResult:
         """Train, and leave everything closed and reported whatever happens."""
