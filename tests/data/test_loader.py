@@ -17,6 +17,7 @@ import torch
 from tests.contract.dataset import assert_equal
 
 from distributed_training.data import loader as loader_module
+from distributed_training.data import steps as steps_module
 from distributed_training.data.arrays import ArrayDataset
 from distributed_training.data.base import Batch, Dataset
 from distributed_training.data.loader import Loader
@@ -103,7 +104,7 @@ class TestOrder:
         """Ids are computed for many steps at once: nothing may be lost where one lot ends."""
         plan = Plan(1301, 10, drop_last=drop_last)
         seen = [batch for _, batch in Loader(numbers(1301), plan).batches(0)]
-        assert len(seen) == plan.steps_per_epoch > 2 * loader_module._STEPS_AT_ONCE
+        assert len(seen) == plan.steps_per_epoch > 2 * steps_module._STEPS_AT_ONCE
         assert all(batch.ids.tolist() == plan.ids(0, step).tolist() for step, batch in enumerate(seen))
         assert len(np.unique(np.concatenate([b.ids for b in seen]))) == (1300 if drop_last else 1301)
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.launching import free_port, run_mpi
 
 from distributed_training.config import Config
 
@@ -30,6 +31,18 @@ def test_train_mlp_trains_and_resumes(in_tmp: Path) -> None:
 
     assert "completed after 8 steps" in run(program, "--epochs=1", "--samples=640")
     assert "completed after 24 steps" in run(program, "--epochs=3", "--samples=640", "--resume=auto")
+
+
+def test_a_loop_of_ones_own_alone_and_under_mpirun(in_tmp: Path) -> None:
+    program = [str(EXAMPLES / "train_mpi.py"), "--epochs=2", "--samples=640", "--save=saved"]
+
+    alone = run(*program).splitlines()
+    assert alone[-1].startswith("1 processes, 16 steps, accuracy ")
+    other = [*program[:-1], "--save=others"]
+    together = run_mpi(2, other, cwd=in_tmp, MASTER_PORT=str(free_port())).stdout.splitlines()
+    assert together[:2] == alone[:2]  # the same losses to the digits shown
+    assert together[-1] == alone[-1].replace("1 processes", "2 processes")
+    assert [path.name for path in (in_tmp / "others").iterdir()] == ["step-0000000016"]
 
 
 def test_own_model_dataset_and_preprocessing(in_tmp: Path) -> None:

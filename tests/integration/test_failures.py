@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from tests.integration.by_hand import RankServer
+from tests.forked_ranks import RankServer
 from tests.launching import ROOT, free_port, run_ranks
 
 from distributed_training.checkpoint import read_state, verify

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from distributed_training import __version__
-from distributed_training.runtime.device import choose_device, machine_facts
+from distributed_training.runtime.device import choose_device, choose_devices, machine_facts
 from distributed_training.runtime.errors import ConfigError
+from distributed_training.runtime.world import World
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
@@ -46,6 +47,35 @@ class TestChoice:
         pretend(monkeypatch, gpus=2)
         with pytest.raises(ConfigError, match=r"training.device='cuda:2', but there are 2 GPUs, from cuda:0 on"):
             choose_device("cuda:2")
+
+
+def rank(number: int, launcher: str = "mpirun") -> World:
+    return World(number, 4, local_rank=number, local_size=4, master="127.0.0.1", launcher=launcher)
+
+
+class TestSeveral:
+    @pytest.mark.parametrize(
+        ("gpus", "wanted", "world", "expected"),
+        [
+            (4, None, World(), (0, 1, 2, 3)),  # alone: all
+            (4, 2, World(), (0, 1)),
+            (1, 2, World(), (0,)),  # no more than there are
+            (8, None, rank(3), (3,)),  # under a launcher: one each
+            (8, 2, rank(3), (6, 7)),
+            (2, 2, rank(3), (0, 1)),  # each rank sees GPUs of its own
+            (2, 1, rank(3), (1,)),  # ranks share what there is
+        ],
+    )
+    def test_each_process_takes_its_own(
+        self, monkeypatch: pytest.MonkeyPatch, gpus: int, wanted: int | None, world: World, expected: tuple[int, ...]
+    ) -> None:
+        pretend(monkeypatch, gpus)
+        assert choose_devices("auto", wanted, world) == (torch.device("cuda", expected[0]), expected)
+
+    @pytest.mark.parametrize(("gpus", "name", "wanted"), [(0, "auto", 2), (2, "auto", 0), (2, "cpu", None)])
+    def test_otherwise_the_cpu(self, monkeypatch: pytest.MonkeyPatch, gpus: int, name: str, wanted: int | None) -> None:
+        pretend(monkeypatch, gpus)
+        assert choose_devices(name, wanted, World()) == (torch.device("cpu"), ())
 
 
 class TestFacts:

@@ -8,13 +8,16 @@ from distributed_training.runtime import errors
 from distributed_training.runtime.errors import DistributedTrainingError
 
 EXIT_CODES = {
+    "BuildError": 2,
     "CheckpointError": 4,
     "ConfigError": 2,
     "DataError": 3,
     "DistributedTrainingError": 1,
+    "FeedError": 9,
     "MissingDependencyError": 2,
     "ModelError": 3,
     "OutOfMemoryError": 6,
+    "ProtocolError": 8,
     "RanksError": 7,
     "RunDirectoryError": 4,
     "TrainingDivergedError": 5,

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from tests.launching import free_port
 
-from distributed_training.runtime.errors import RanksError
-from distributed_training.runtime.group import Group, choose_backend, choose_interface, connect
+from distributed_training.runtime.errors import ConfigError, RanksError
+from distributed_training.runtime.group import Group, choose_backend, connect
+from distributed_training.runtime.interfaces import choose_interface, own_addresses
 from distributed_training.runtime.world import World
 
 CPU = torch.device("cpu")
@@ -48,6 +49,10 @@ def test_the_network_to_the_master_is_used_unless_one_is_named(monkeypatch: pyte
         assert choose_interface("127.0.0.1") == []
 
 
+def test_other_machines_may_see_this_one_under_its_addresses() -> None:
+    assert all(not address.startswith("127.") for address in own_addresses())
+
+
 def test_a_port_in_use_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -59,6 +64,12 @@ def test_a_master_that_is_not_there_is_named() -> None:
     port = free_port()
     with pytest.raises(RanksError, match=f"no answer from the master at 127.0.0.1:{port} within 0.5 s"):
         connect(("127.0.0.1", port), 0.5)
+
+
+def test_ranks_without_a_meeting_point_are_told_what_to_set() -> None:
+    world = World(rank=1, size=2, launcher="mpirun")
+    with pytest.raises(ConfigError, match=r"set MASTER_ADDR .* or use strategy=mpi"):
+        Group(world, CPU, deadline=0.5)
 
 
 def test_ranks_that_have_not_come_are_named() -> None:

@@ -148,7 +148,6 @@ def test_who_counts_where_several_speak(variables: dict[str, str], launcher: str
             {**HAND, "MASTER_ADDR": ""},
             "rank 1 of 4, started by hand, does not know where the ranks meet: set MASTER_ADDR",
         ),
-        ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "set MASTER_ADDR"),
         (
             {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0"},
             "SLURM_PROCID is set in the environment, but SLURM_NTASKS is not",
@@ -159,6 +158,11 @@ def test_bad_values_are_refused_by_name(variables: dict[str, str], message: str)
     with pytest.raises(ConfigError) as error:
         read_world(variables)
     assert message in str(error.value)
+
+
+def test_ranks_of_mpirun_on_several_machines_can_be_told_where_to_meet_later() -> None:
+    world = read_world({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})
+    assert (world.launcher, world.master) == ("mpirun", None)
 
 
 @pytest.mark.parametrize(

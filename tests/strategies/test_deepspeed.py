@@ -36,12 +36,14 @@ CASES = [
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("options", "ranks"), CASES)
 def test_the_contract(options: dict[str, object], ranks: int) -> None:
-    run_ranks(ranks, [*PYTEST, "tests/strategies/ranks/contract_deepspeed.py"], OPTIONS=json.dumps(options))
+    run_ranks(
+        ranks, [*PYTEST, "tests/strategies/ranks/contract_deepspeed.py"], measured=True, OPTIONS=json.dumps(options)
+    )
 
 
 @pytest.mark.timeout(300)
 def test_precision_files_state_and_odd_models() -> None:
-    run_ranks(2, [*PYTEST, "tests/strategies/ranks/cases_deepspeed.py"])
+    run_ranks(2, [*PYTEST, "tests/strategies/ranks/cases_deepspeed.py"], measured=True)
 
 
 TRAIN = ["-m", "distributed_training", "train", "run.progress=off", "training.gradient_clip=1.0", "run.deadline=60"]

@@ -16,6 +16,7 @@ from distributed_training.config import StrategyConfig
 from distributed_training.runtime.errors import ConfigError
 from distributed_training.runtime.world import World
 from distributed_training.strategies import Place, make_strategy
+from distributed_training.strategies.auto import choose_strategy
 from distributed_training.strategies.dp import DataParallel, put_together
 
 CPU = torch.device("cpu")
@@ -31,6 +32,10 @@ class TestDataParallel(StrategyContract):
 def test_several_processes_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"one process for all GPUs, but torchrun started 2; use strategy=ddp"):
         DataParallel(Place(CPU, World(0, 2, launcher="torchrun"), CONFIG))
+
+
+def test_auto_takes_it_for_several_gpus_in_one_process() -> None:
+    assert choose_strategy(Place(torch.device("cuda", 0), gpus=(0, 1))) == "dp"
 
 
 @dataclass

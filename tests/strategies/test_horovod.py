@@ -44,7 +44,7 @@ def said_by_ranks(done: subprocess.CompletedProcess[str]) -> list[str]:
 @pytest.mark.timeout(300)
 def test_the_contract_and_what_horovod_adds_to_it() -> None:
     checks = [str((RANKS / name).relative_to(ROOT)) for name in ("contract_native.py", "horovod_checks.py")]
-    run_horovod(2, ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *checks], STRATEGY="horovod")
+    run_horovod(2, ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *checks], measured=True, STRATEGY="horovod")
 
 
 def test_the_command_line_trains_as_one_process_does(tmp_path: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-_ONE, _SEVERAL, _SSH, _SLURM = "Processes", "Several machines", "Over ssh", "Slurm"
+if TYPE_CHECKING:
+    from distributed_training.launch.report import Outcome
+
+_ONE, _SEVERAL, _SSH, _MPI, _SLURM = "Processes", "Several machines", "Over ssh", "By mpirun", "Slurm"
 
 
 def launch(
@@ -59,6 +62,11 @@ def launch(
         list[str] | None,
         typer.Option(metavar="NAME", help="One more variable that the hosts get.", rich_help_panel=_SSH),
     ] = None,
+    mpi: Annotated[bool, typer.Option("--mpi", help="Start the ranks by mpirun.", rich_help_panel=_MPI)] = False,
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(help="Machines for mpirun, one a line: `machine1 slots=2`.", rich_help_panel=_MPI),
+    ] = None,
     slurm: Annotated[
         bool, typer.Option("--slurm", help="Write a batch script for sbatch.", rich_help_panel=_SLURM)
     ] = False,
@@ -75,7 +83,7 @@ def launch(
         typer.Option(metavar="OPTION", help="Any other line for sbatch, such as --qos=high.", rich_help_panel=_SLURM),
     ] = None,
 ) -> None:
-    """Run a command, or a script of yours, in several processes: on this machine, on several, over ssh, under Slurm.
+    """Run a command, or a script of yours, in several processes: here, on many machines, by ssh, mpirun or Slurm.
 
     A failure on one rank ends all; its traceback comes last. Ctrl-C saves a checkpoint first.
 
@@ -88,6 +96,8 @@ def launch(
     `dtrain launch --nnodes 2 --rdzv 10.0.0.1:29400 -- train config.yaml`  (the same on both machines)
 
     `dtrain launch --hosts gpu1,gpu2 --nproc 4 -- train config.yaml`
+
+    `dtrain launch --mpi --hostfile hosts.txt -- train config.yaml strategy=mpi`
 
     `dtrain launch --slurm --nodes 2 --nproc 4 --time 4:00:00 --output job.sh -- train config.yaml`
     """
@@ -121,12 +131,31 @@ def launch(
             places, program, ssh, remote_python or sys.executable, master, max_restarts, deadline, env or []
         )
         sys.exit(remote.run(job))
+    if mpi or hostfile is not None:
+        _refuse_for_mpi(rdzv=rdzv, master=master, max_restarts=max_restarts, nnodes=None if nnodes == "1" else nnodes)
+        from distributed_training.launch import mpi as mpirun
+
+        places = mpirun.read_hostfile(hostfile, None if nproc == "auto" else _count(nproc)) if hostfile else []
+        python = remote_python or sys.executable
+        _end(mpirun.run(mpirun.Job(program, places, _count(nproc), python, deadline, env or [])))
     from distributed_training.launch.local import Launch, run
 
-    outcome = run(Launch(program, _count(nproc), _machines(nnodes), node_rank, master, rdzv, max_restarts, deadline))
+    _end(run(Launch(program, _count(nproc), _machines(nnodes), node_rank, master, rdzv, max_restarts, deadline)))
+
+
+def _end(outcome: Outcome) -> NoReturn:
     if outcome.report:
         sys.stderr.write(f"{outcome.report}\n")
     sys.exit(outcome.code)
+
+
+def _refuse_for_mpi(**options: object) -> None:
+    """What torchrun's rendezvous can do and mpirun cannot."""
+    from distributed_training.config import ConfigError
+
+    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value]
+    if given:
+        raise ConfigError(f"{given[0]} is not for --mpi: mpirun finds its machines by --hostfile, and restarts nothing")
 
 
 def _count(nproc: str) -> int:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from distributed_training.cli import audit, config, launch, predict, report, train, validate, verify, version
+from distributed_training.cli import audit, config, launch, native, predict, report, train, validate, verify, version
 from distributed_training.config.errors import DistributedTrainingError
 from distributed_training.runtime import failure
 from distributed_training.runtime.threads import keep_waits_short
@@ -43,6 +43,7 @@ for command in (train, validate, predict, report, verify, audit, version):
 # What comes after the command to launch belongs to it, with or without `--` before it.
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
 app.add_typer(config.app, name="config")
+app.add_typer(native.app, name="native")
 
 
 def main() -> None:

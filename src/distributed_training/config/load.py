@@ -33,6 +33,7 @@ ENVIRONMENT_NAMES = {
 }
 PREFIX = "DTRAIN_"
 CONFIG_FILE_VARIABLE = "DTRAIN_CONFIG"
+_OF_THE_BACKEND = "DTRAIN_MPI_"  # read by the MPI backend itself, in C++
 Layer = tuple[str, dict[str, Any]]
 
 
@@ -125,7 +126,7 @@ def environment_layers(variables: Mapping[str, str], where: str) -> list[Layer]:
     for name, value in sorted(variables.items()):
         if name in ENVIRONMENT_NAMES:
             layers.append((where + name, nest(ENVIRONMENT_NAMES[name], value)))
-        elif name.startswith(PREFIX) and name != CONFIG_FILE_VARIABLE:
+        elif name.startswith(PREFIX) and name != CONFIG_FILE_VARIABLE and not name.startswith(_OF_THE_BACKEND):
             key = _key_of_variable(name, where)
             layers.append((where + name, nest(key, _parse_value(value, key))))
     return layers

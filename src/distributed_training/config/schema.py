@@ -173,17 +173,17 @@ class StrategyConfig:
     """How one step runs on many devices. `strategy: ddp` is short for `strategy: {name: ddp}`."""
 
     name: str = "auto"
-    """single, dp, ddp, zero1, zero2, zero3, fsdp, deepspeed, accelerate, horovod; auto fits devices and launcher."""
+    """single, dp, ddp, zero1, zero2, zero3, fsdp, deepspeed, accelerate, horovod, mpi; auto fits what it finds."""
     backend: str = "auto"
-    """How ranks talk: nccl, gloo, or auto for the one that fits the device."""
+    """How ranks talk: nccl, gloo, mpi (our own, under mpirun), or auto for the one that fits the device."""
     bucket_mb: float = 25.0
     """ddp, zero1: gradients travel in buckets of this size while the backward pass goes on."""
     static_graph: bool = False
     """ddp, zero1: promise that every step uses the same parameters in the same way; allows more overlap."""
     find_unused_parameters: bool = False
     """ddp, zero1, horovod: some parameters get no gradient in some steps. Costs a look over the graph each step."""
-    compression: Literal["none", "fp16", "bf16", "powersgd", "batched_powersgd"] = "none"
-    """ddp, horovod: how gradients are made smaller for the network. All but none change the training slightly."""
+    compression: Literal["none", "fp16", "bf16", "int8", "powersgd", "batched_powersgd"] = "none"
+    """ddp, horovod, mpi: how gradients are made smaller. int8: mpi only. All but none change the training slightly."""
     powersgd_rank: int = 4
     """Rank of PowerSGD's approximation: more is closer and larger."""
     powersgd_start_step: int = 100

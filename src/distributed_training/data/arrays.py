@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distributed_training.data.base import Dataset
+from distributed_training.data.base import Dataset, StoredRows
 from distributed_training.runtime.errors import DataError
 
 Arrays = Sequence[Any] | Mapping[str, Any]
@@ -45,6 +45,14 @@ class ArrayDataset(Dataset):
             return {key: _gather(t, index) for key, t in self._tensors.items()}
         rows = tuple([_gather(t, index) for t in self._tensors.values()])
         return rows if self._kind == "tuple" else rows[0]
+
+    def rows(self, ids: np.ndarray) -> Any:
+        if type(self).fetch is not ArrayDataset.fetch:  # a subclass makes something else of them
+            return None
+        stored = {key: StoredRows(t, ids) for key, t in self._tensors.items()}
+        if self._kind == "dict":
+            return stored
+        return tuple(stored.values()) if self._kind == "tuple" else next(iter(stored.values()))
 
     def fingerprint(self) -> str:
         return fingerprint_of(self.name, {key: _as_array(t) for key, t in self._tensors.items()})

@@ -9,9 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Dataset(ABC):
@@ -40,9 +43,23 @@ class Dataset(ABC):
         the caller and share no memory with the dataset. A sample that cannot be read raises DataError naming it.
         """
 
+    def rows(self, ids: np.ndarray) -> Any:
+        """The same batch with `StoredRows` in place of tensors, where it is nothing but rows of tensors in memory.
+
+        Whoever only passes a batch on need not gather it first. None for all other datasets.
+        """
+        return None
+
     @abstractmethod
     def fingerprint(self) -> str:
         """A short string equal for equal data: what two machines compare before they work on one run."""
+
+
+class StoredRows(NamedTuple):
+    """Rows of a tensor, not gathered."""
+
+    tensor: Tensor
+    ids: np.ndarray
 
 
 @dataclass(frozen=True)

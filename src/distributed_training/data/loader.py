@@ -13,25 +13,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchBase
 
 from distributed_training.data.base import Batch, BatchSource, Dataset, Share
-from distributed_training.data.nested import map_tensors, split_sizes
 from distributed_training.data.plan import Plan, derive_key
+from distributed_training.data.steps import read_steps
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.runtime.errors import DataError
 from distributed_training.runtime.signals import end_with_parent
 
 logger = logging.getLogger(__name__)
 
-# A call's fixed cost is shared: ids of many steps are computed together, and samples that lie in memory are gathered
-# for as many steps as fit into a cache.
-_IDS_AT_ONCE = 2**15
-_STEPS_AT_ONCE = 64
-_BYTES_AT_ONCE = 2**20
 _STARTS, _BEGINS_WITHIN = 4, 10.0  # attempts, and seconds
 _AHEAD = 30.0  # seconds: ending workers that hang takes time
 
@@ -97,28 +91,8 @@ class Loader(BatchSource):
         self._workers = self._turn = None
 
     def _in_process(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
-        size, key, step, share = self.plan.batch_size, derive_key(self.plan.seed, epoch), start, self.share
-        together = self._steps_fetched_together() * size
-        planned = max(1, _IDS_AT_ONCE // size)
-        for first in range(start, self.steps_per_epoch, planned):
-            ids = self.plan.span(epoch, first, min(first + planned, self.steps_per_epoch))
-            for offset in range(0, len(ids), together):
-                some = ids[offset : offset + together]
-                steps = [some[at : at + size] for at in range(0, len(some), size)]
-                own = [step_ids[share.rows(len(step_ids))] for step_ids in steps] if share.ranks > 1 else steps
-                data = fetch(self.dataset, np.concatenate(own) if share.ranks > 1 else some, key)
-                if self._pin_memory:
-                    data = map_tensors(torch.Tensor.pin_memory, data)
-                batches = split_sizes(data, [len(rows) for rows in own]) if len(own) > 1 else [data]
-                for step_ids, batch in zip(steps, batches):
-                    yield step, share.batch(step_ids, batch)
-                    step += 1
-
-    def _steps_fetched_together(self) -> int:
-        if self.dataset.sample_bytes is None:
-            return 1
-        batch_bytes = max(self.dataset.sample_bytes * self.plan.batch_size, 1)
-        return max(1, min(_STEPS_AT_ONCE, _BYTES_AT_ONCE // batch_bytes))
+        pin = torch.Tensor.pin_memory if self._pin_memory else None
+        return read_steps(self.dataset, self.plan, self.share, epoch, start, self.steps_per_epoch, pin)
 
     def _from_workers(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
         self._cursor.epoch, self._cursor.start = epoch, start

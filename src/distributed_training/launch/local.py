@@ -26,7 +26,8 @@ from distributed_training.launch import report
 from distributed_training.runtime.environment import environment_for_a_while
 from distributed_training.runtime.errors import RanksError
 from distributed_training.runtime.failure import SHOWN_BY_LAUNCHER
-from distributed_training.runtime.group import address_towards, connect, name_job, wait_for_master
+from distributed_training.runtime.group import connect, name_job, wait_for_master
+from distributed_training.runtime.interfaces import address_towards
 from distributed_training.runtime.world import JOB_VARIABLE
 
 SAVING = 60  # seconds that ranks have for their last checkpoint after Ctrl-C or SIGTERM

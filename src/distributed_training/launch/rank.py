@@ -11,17 +11,19 @@ import os
 import runpy
 import signal
 import sys
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 from distributed_training.runtime import failure
 from distributed_training.runtime.signals import end_with_parent
 
 
-def main() -> None:
-    """Run `-m module arguments` or `script.py arguments`."""
+def main(tell: Callable[[dict[str, Any]], None] | None = None) -> None:
+    """Run `-m module arguments` or `script.py arguments`. An error is left in a file, or goes to `tell`."""
     faulthandler.enable()
     end_with_parent()
-    failure.speak_through_launcher()
+    failure.speak_through_launcher(tell)
     program = sys.argv[1:]
     try:
         if program[0] == "-m":

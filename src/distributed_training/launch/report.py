@@ -47,7 +47,7 @@ def of_signal(number: signal.Signals, given_up_after: float, errors: list[str]) 
 def of_error_files(files: Mapping[int, str], world_size: int) -> list[str]:
     """The errors that ranks left behind, for jobs whose exit codes are not known."""
     said = {rank: json.loads(Path(path).read_text()) for rank, path in files.items() if Path(path).is_file()}
-    return [_with_trace(f"rank {rank} of {world_size}", error["message"]) for rank, error in said.items()]
+    return [with_trace(f"rank {rank} of {world_size}", error["message"]) for rank, error in said.items()]
 
 
 def _how_late(failure: ProcessFailure) -> int:
@@ -74,13 +74,24 @@ def _describe(who: str, failure: ProcessFailure) -> str:
     if code == HUNG:
         return f"{who} and the others stood still: their report is above"
     if error is not None:
-        return _with_trace(who, error)
+        return with_trace(who, error)
     if code < 0:
         number = signal.Signals(-code)
-        return f"{who} was killed by {number.name}: {_MEANINGS.get(number, 'what it said is above')}"
+        return f"{who} was killed by {number.name}: {_meaning(number)}"
     return f"{who} ended with exit code {code}; what it said is above"
 
 
-def _with_trace(who: str, error: dict[str, Any]) -> str:
+def of_mpi_signal(rank: int, pid: int, host: str, number: int) -> str:
+    """A rank that mpirun saw end by a signal."""
+    kind = signal.Signals(number)
+    return f"rank {rank} ({host}, process {pid}) was killed by {kind.name}: {_meaning(kind)}"
+
+
+def _meaning(number: signal.Signals) -> str:
+    return _MEANINGS.get(number, "what it said is above")
+
+
+def with_trace(who: str, error: dict[str, Any]) -> str:
+    """An error as its rank left it: with the traceback, unless the message says it all."""
     facts = error["extraInfo"]
     return f"{'' if facts.get('expected') else facts['py_callstack']}{who} failed: {error['message']}"

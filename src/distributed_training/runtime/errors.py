@@ -5,13 +5,16 @@ from __future__ import annotations
 from distributed_training.config.errors import ConfigError, DistributedTrainingError
 
 __all__ = [
+    "BuildError",
     "CheckpointError",
     "ConfigError",
     "DataError",
     "DistributedTrainingError",
+    "FeedError",
     "MissingDependencyError",
     "ModelError",
     "OutOfMemoryError",
+    "ProtocolError",
     "RanksError",
     "RunDirectoryError",
     "TrainingDivergedError",
@@ -60,7 +63,25 @@ class MissingDependencyError(DistributedTrainingError):
     exit_code = 2
 
 
+class BuildError(DistributedTrainingError):
+    """Compiled code of ours cannot be built or loaded here. Names what to install, or what the compiler said."""
+
+    exit_code = 2
+
+
 class RanksError(DistributedTrainingError):
     """The ranks of a job do not come together, or differ in something that must be equal. Names ranks and address."""
 
     exit_code = 7
+
+
+class ProtocolError(DistributedTrainingError):
+    """The two sides of a connection do not understand each other, or one of them breaks the rules. Names the peer."""
+
+    exit_code = 8
+
+
+class FeedError(DistributedTrainingError):
+    """Batches do not come from other machines, or cannot be sent there: nobody there, refused, too slow. Names the peer."""
+
+    exit_code = 9

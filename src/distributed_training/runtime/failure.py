@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -27,10 +27,14 @@ SHOWN_BY_LAUNCHER = "ERRORS_SHOWN_BY_LAUNCHER"
 """Variable that `dtrain launch` sets: the error that a rank leaves for it will be the last on the screen."""
 _watches: list[Watch] = []  # of the groups that are open; the newest speaks
 _previous_hook: Any = None
-# What Gloo, NCCL and Horovod say when a process at the other end is gone. A dataset may say "Connection reset by peer"
-# of a server of its own, so that the words alone are not enough.
+_tell: Callable[[dict[str, Any]], None] | None = None
+# What Gloo, NCCL, Horovod and our own backend say when a process at the other end is gone. A dataset may say
+# "Connection reset by peer" of a server of its own, so that the words alone are not enough.
 _GLOO = ("gloo/transport/tcp", "connectFullMesh")
 _NCCL = ("remote process exited", "ncclRemoteError", "ncclSystemError", "communicator was aborted")
+# Our MPI backend: whose words they are, and what it says of a rank that is gone or does not come.
+_MPI = "failed on rank"
+_MPI_LOST = ("has ended while", "closed the group while", "ended communication", "such a rank hangs")
 _STORE = ("DistNetworkError", "DistStoreError")
 _HOROVOD = "HorovodInternalError"
 
@@ -68,9 +72,14 @@ def dismiss(watch: Watch) -> None:
         atexit.unregister(_at_exit)
 
 
-def speak_through_launcher() -> None:
-    """Leave any exception that ends this process for the launcher to show, also before the ranks have met."""
-    sys.excepthook = _on_uncaught
+def speak_through_launcher(tell: Callable[[dict[str, Any]], None] | None = None) -> None:
+    """Leave any exception that ends this process for the launcher to show, also before the ranks have met.
+
+    Args:
+        tell: how the launcher is told, where it reads no file of torchrun's kind.
+    """
+    global _tell
+    sys.excepthook, _tell = _on_uncaught, tell
 
 
 def report(error: BaseException, code: int = 1) -> None:
@@ -116,6 +125,8 @@ def _is_lost_connection(error: BaseException) -> bool:
             return True
         if isinstance(one, RuntimeError) and any(sign in text for sign in _NCCL):
             return True
+        if isinstance(one, RuntimeError) and _MPI in text and any(sign in text for sign in _MPI_LOST):
+            return True
     return False
 
 
@@ -154,7 +165,10 @@ def _headline() -> str:
 def _record_for_launcher(error: BaseException) -> bool:
     """Leave the error where a launcher looks for it. Whether the launcher shows it, so that nobody else need to."""
     expected = isinstance(error, DistributedTrainingError)
-    facts = {"expected": expected and _foreign_cause(error) is None}  # a user's mistake: the message says it all
+    facts = {
+        "expected": expected and _foreign_cause(error) is None,  # a user's mistake: the message says it all
+        "code": getattr(error, "exit_code", 1),
+    }
     return _write_error_file(_in_one_line(error), _trace_of(error), facts) and SHOWN_BY_LAUNCHER in os.environ
 
 
@@ -165,10 +179,12 @@ def _record_of_other(message: str, trace: str) -> None:
 
 
 def _write_error_file(message: str, trace: str, facts: dict[str, Any]) -> bool:
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return False
     said = {"message": message, "extraInfo": {"py_callstack": trace, "timestamp": str(int(time.time())), **facts}}
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if _tell is not None:
+        _tell(said)
+    if _tell is not None or not path:
+        return _tell is not None
     try:
         Path(f"{path}.part").write_text(json.dumps({"message": said}), encoding="utf-8")
         os.replace(f"{path}.part", path)  # a launcher gives up on half a file

@@ -9,7 +9,6 @@ import os
 import platform
 import queue
 import socket
-import struct
 import sys
 import threading
 import time
@@ -24,8 +23,9 @@ from torch import Tensor
 
 from distributed_training.runtime import failure
 from distributed_training.runtime.errors import RanksError
+from distributed_training.runtime.interfaces import choose_interface
 from distributed_training.runtime.watch import Watch
-from distributed_training.runtime.world import World, named
+from distributed_training.runtime.world import World, named, nowhere_to_meet
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,9 @@ _starts: dict[tuple[str, int], int] = {}
 
 class Group:
     """All ranks of a job, connected. Every call that waits ends with an error at the deadline."""
+
+    wires: tuple[str, ...] = ()
+    """Kinds of compression that the backend does itself, on what travels: see `mean_compressed`."""
 
     def __init__(self, world: World, device: torch.device, deadline: float, backend: str = "auto") -> None:
         global _groups
@@ -74,6 +77,10 @@ class Group:
         with self.watch.waiting("a sum over all ranks"):
             dist.all_reduce(value)
         return value
+
+    def mean_compressed(self, value: Tensor, wire: str) -> torch.futures.Future[Any]:
+        """Begin to make a tensor the mean over all ranks, in place, made smaller on its way: one of `wires`."""
+        raise NotImplementedError(f"{self.backend} has no {wire}")
 
     def gather(self, value: Tensor) -> Tensor:
         """Rows of all ranks in rank order; their numbers may differ."""
@@ -227,7 +234,9 @@ def _arrive(world: World, arrivals: Any) -> None:
 def _meeting_point(world: World) -> tuple[str, int]:
     if world.master is None and world.size == 1:  # nobody else has to find it: any free port
         return "127.0.0.1", 0
-    return world.master or "127.0.0.1", world.port
+    if world.master is None:
+        raise nowhere_to_meet(world)
+    return world.master, world.port
 
 
 def job_identity(world: World, deadline: float) -> str | None:
@@ -247,6 +256,11 @@ def _kept(key: tuple[str, int, str], make: Callable[[], Any]) -> Any:
     if key not in _stores:
         _stores[key] = make()
     return _stores[key]
+
+
+def keep_store(place: tuple[str, int], store: Any) -> None:
+    """Meet at a store that this process has already: groups made for that place use it."""
+    _stores[(*place, "group")] = store
 
 
 def _open(place: tuple[str, int], deadline: float) -> Any:
@@ -340,46 +354,3 @@ def wait_for_master(place: tuple[str, int], deadline: float) -> None:
                     "(docs/troubleshooting.md#the-master-cannot-be-reached)"
                 ) from None
             time.sleep(0.1)
-
-
-def choose_interface(master: str) -> list[str]:
-    """Let Gloo and NCCL use the network that leads to the master: a host's name may stand for another one.
-
-    A user's own choice is kept. Gives the names of the variables that were set.
-    """
-    address = address_towards(master)
-    if address is None:
-        return []
-    name = _interface_of(address)
-    wanted = ["GLOO_SOCKET_IFNAME"] if name == "lo" else ["GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"]
-    chosen = [variable for variable in wanted if name is not None and variable not in os.environ]
-    for variable in chosen:
-        os.environ[variable] = name or ""
-    return chosen
-
-
-def address_towards(host: str) -> str | None:
-    """This machine's address on the network that leads to another; None if there is no way."""
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)  # sends nothing: only the way is looked up
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
-
-
-def _interface_of(address: str) -> str | None:
-    try:
-        import fcntl
-    except ImportError:  # pragma: no cover (not Linux)
-        return None
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(probe.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))  # SIOCGIFADDR
-            except OSError:
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None

@@ -19,8 +19,9 @@ from torch import Tensor
 
 from distributed_training.runtime import failure
 from distributed_training.runtime.errors import ConfigError, RanksError
-from distributed_training.runtime.group import Group, address_towards, connect
+from distributed_training.runtime.group import Group, connect
 from distributed_training.runtime.imports import require
+from distributed_training.runtime.interfaces import address_towards
 from distributed_training.runtime.watch import HUNG, Watch
 from distributed_training.runtime.world import World, named
 

@@ -12,6 +12,8 @@ from distributed_training.runtime.errors import ConfigError
 DEFAULT_PORT = 29500
 JOB_VARIABLE = "LAUNCHED_JOB"
 """Set by `dtrain launch`: a name of the job that all its restarts share."""
+# Launchers with a library through which ranks can tell each other where they meet, and what to choose for it.
+_CAN_TELL = {"horovodrun": "", "mpirun": "; or use strategy=mpi (strategy.backend=mpi), which needs no such address"}
 _SLURM_PORTS = (15000, 20000)  # first, and how many: jobs that share a machine rarely meet
 
 
@@ -167,12 +169,18 @@ def _checked(world: World) -> World:
         )
     if not 1 <= world.port <= 65535:
         raise ConfigError(f"MASTER_PORT={world.port} is no port: give one from 1 to 65535")
-    if world.size > 1 and world.master is None and world.launcher != "horovodrun":
-        raise ConfigError(
-            f"{world.label}, started by {world.launcher}, does not know where the ranks meet: "
-            "set MASTER_ADDR to the address of rank 0's machine, the same on all machines"
-        )
+    if world.size > 1 and world.master is None and world.launcher not in _CAN_TELL:
+        raise nowhere_to_meet(world)
     return world
+
+
+def nowhere_to_meet(world: World) -> ConfigError:
+    """The error for ranks that need a meeting point and were given none."""
+    return ConfigError(
+        f"{world.label}, started by {world.launcher}, does not know where the ranks meet: "
+        "set MASTER_ADDR to the address of rank 0's machine, the same on all machines"
+        f"{_CAN_TELL.get(world.launcher, '')}"
+    )
 
 
 def _number(variables: Mapping[str, str], name: str, beside: str | None = None, default: int | None = None) -> int:

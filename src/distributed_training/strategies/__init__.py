@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from typing import NamedTuple
 
 from distributed_training.config.check import did_you_mean
+from distributed_training.native.toolchain import beside_python
 from distributed_training.runtime.errors import ConfigError
 from distributed_training.runtime.imports import import_object
 from distributed_training.strategies.auto import choose_strategy
@@ -24,6 +26,7 @@ STRATEGIES = {
     "deepspeed": "distributed_training.strategies.deepspeed:DeepSpeed",
     "accelerate": "distributed_training.strategies.accelerate:make_accelerate",
     "horovod": "distributed_training.strategies.horovod:Horovod",
+    "mpi": "distributed_training.strategies.mpi:MPI",
 }
 
 
@@ -35,11 +38,15 @@ class Needs(NamedTuple):
     extra: str = ""
     """The extra of ours that installs it."""
     launcher: str = "torchrun"
-    """Who starts its processes: torchrun, horovodrun, or none for one process."""
+    """Who starts its processes: torchrun, horovodrun, mpirun, or none for one process."""
+    program: str | None = None
+    """A program of somebody else's, beside this Python or on PATH."""
 
     @property
     def installed(self) -> bool:
-        """Whether the library is there. It is not imported: that can take seconds."""
+        """Whether all of it is there. The library is not imported: that can take seconds."""
+        if self.program is not None and not (beside_python(self.program) or shutil.which(self.program)):
+            return False
         if self.library is None:
             return True
         try:
@@ -54,6 +61,7 @@ _NEEDS = {
     "deepspeed": Needs("deepspeed", "deepspeed"),
     "accelerate": Needs("accelerate", "accelerate"),
     "horovod": Needs("horovod.torch", "horovod", launcher="horovodrun"),
+    "mpi": Needs(extra="mpi", launcher="mpirun", program="mpirun"),
 }
 
 

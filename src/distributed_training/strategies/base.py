@@ -37,6 +37,8 @@ class Place:
     """Samples of a global step: some libraries want to be told."""
     gradient_accumulation: int = 1
     """Micro-batches of a step: some libraries want to be told."""
+    gpus: tuple[int, ...] = ()
+    """GPUs among which this process may divide its part of a batch, that of `device` first; empty: none is chosen."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Strategy(ABC):
     name: str
     exact = True
     """Whether the training is that of `single` up to the order of sums; False where something is rounded on the way."""
+    divides_among_gpus = False
+    """Whether a process can use several GPUs, those of `Place.gpus`."""
     device: torch.device
     rank: int = 0
     world_size: int = 1

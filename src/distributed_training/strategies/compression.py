@@ -12,6 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersg
 from torch.nn.parallel import DistributedDataParallel
 
 from distributed_training.config import StrategyConfig
+from distributed_training.runtime.errors import ConfigError
 from distributed_training.runtime.group import Group
 
 
@@ -19,7 +20,9 @@ def compress_gradients(model: DistributedDataParallel, config: StrategyConfig, g
     """Register the hook that `strategy.compression` names."""
     if config.compression == "none":
         return
-    if config.compression == "fp16":
+    if config.compression in group.wires:
+        model.register_comm_hook(group, _on_the_wire(config.compression))
+    elif config.compression == "fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     elif config.compression == "bf16":
         model.register_comm_hook(None, _bf16)
@@ -33,8 +36,25 @@ def compress_gradients(model: DistributedDataParallel, config: StrategyConfig, g
         )
         hook = powersgd.powerSGD_hook
         model.register_comm_hook(state, hook if group.callbacks_may_wait else _one_at_a_time(hook))
-    else:
+    elif config.compression == "batched_powersgd":
         model.register_comm_hook(BatchedPowerSGD(config), _batched_powersgd)
+    else:
+        raise ConfigError(
+            f"strategy.compression={config.compression} is nothing that {group.backend} can do: use fp16, bf16 or "
+            "powersgd, or strategy.backend=mpi"
+        )
+
+
+def _on_the_wire(wire: str) -> Any:
+    """Gradients as they are up to the backend, which makes smaller what it sends, and adds up in full precision."""
+
+    def run(group: Group, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        buffer = bucket.buffer()
+        if buffer.dtype != torch.float32:  # half the bytes already, or more digits asked for than a wire has
+            return default_hooks.allreduce_hook(None, bucket)  # type: ignore[arg-type]
+        return group.mean_compressed(buffer, wire).then(lambda _: buffer)
+
+    return run
 
 
 def _bf16(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from distributed_training.runtime.errors import ConfigError
 from distributed_training.strategies.base import Place, StepSettings
 from distributed_training.strategies.batchnorm import synchronise_batchnorm
 from distributed_training.strategies.compression import compress_gradients
 from distributed_training.strategies.distributed import Distributed
+from distributed_training.strategies.dp import Replicas
 from distributed_training.strategies.single import SingleDevice
 
 
@@ -20,9 +22,13 @@ class DDP(Distributed):
     """After the backward pass every rank holds the same gradients, so that each takes the same step."""
 
     name = "ddp"
+    divides_among_gpus = True
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
+        self._gpus = list(place.gpus)
+        if len(self._gpus) > 1 and place.config.sync_batchnorm:
+            raise ConfigError("strategy.sync_batchnorm=true needs a process for each GPU; start more processes")
         self.exact = place.config.compression == "none"
         self._gradients_travel = True
 
@@ -31,6 +37,10 @@ class DDP(Distributed):
             synchronise_batchnorm(model, self)
         self.start_alike(model)
         compiled = super().setup(model, optimizer, settings)
+        if len(self._gpus) > 1:
+            if settings.compile:
+                raise ConfigError("training.compile=true needs a process for each GPU; start more processes")
+            compiled = Replicas(compiled, device_ids=self._gpus)
         if optimizer is None:
             return compiled
         on_gpu = self.device.type == "cuda"

@@ -13,8 +13,12 @@ from torch.optim import Optimizer
 
 from distributed_training.runtime.errors import RanksError
 from distributed_training.runtime.group import Group
+from distributed_training.runtime.imports import import_object
 from distributed_training.strategies.base import Place, StepResult, StepSettings
 from distributed_training.strategies.single import SingleDevice
+
+# Backends that need more than a name of torch's.
+_GROUPS = {"mpi": "distributed_training.native.mpi.group:MPIGroup"}
 
 
 class Distributed(SingleDevice):
@@ -33,8 +37,10 @@ class Distributed(SingleDevice):
         self._steps = 0
 
     def join(self, place: Place) -> Group:
-        """Connect with the other ranks."""
-        return Group(place.world, place.device, place.deadline, place.config.backend)
+        """Connect with the other ranks, through the backend that the config names."""
+        backend = place.config.backend
+        kind: type[Group] = import_object(_GROUPS[backend], "strategy.backend") if backend in _GROUPS else Group
+        return kind(place.world, place.device, place.deadline, backend)
 
     def start_alike(self, model: nn.Module) -> None:
         """Rank 0's weights on every rank, after a check that it is the same model everywhere."""

@@ -23,6 +23,7 @@ class DataParallel(SingleDevice):
     """
 
     name = "dp"
+    divides_among_gpus = True
 
     def __init__(self, place: Place) -> None:
         if place.world.size > 1:
@@ -31,7 +32,7 @@ class DataParallel(SingleDevice):
                 "use strategy=ddp, or start one"
             )
         super().__init__(place)
-        self._devices = _gpus(place.device)
+        self._devices = list(place.gpus) or _gpus(place.device)
         if len(self._devices) > 1 and place.config.sync_batchnorm:
             raise ConfigError("strategy.sync_batchnorm=true cannot be had with strategy=dp; use strategy=ddp")
 

@@ -36,16 +36,19 @@ def check_same_everywhere(strategy: Strategy, config: Config, model: nn.Module, 
         **{key: value for key, value in _flat({s: settings[s] for s in _SECTIONS}) if key not in _OWN},
         **{f"data: {key}": value for key, value in source.items()},
     }
+    advice = "Start all ranks with the same config, code and data (docs/troubleshooting.md#ranks-differ)"
+    refuse_differences(strategy, own, "", advice)
+
+
+def refuse_differences(strategy: Strategy, own: Mapping[str, Any], where: str, advice: str) -> None:
+    """Compare facts of all ranks. Where they differ, all of them raise the same error, which says who has what."""
     everyone = strategy.gather_values({key: repr(value) for key, value in own.items()})
     keys = {key: None for facts in everyone for key in facts}
     differing = [key for key in keys if len({facts.get(key) for facts in everyone}) > 1]
     if differing:
         shown = "; ".join(_who_has_what(key, [facts.get(key) for facts in everyone]) for key in differing[:3])
         more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
-        raise RanksError(
-            f"the ranks differ: {shown}{more}. Start all ranks with the same config, code and data "
-            "(docs/troubleshooting.md#ranks-differ)"
-        )
+        raise RanksError(f"{where}the ranks differ: {shown}{more}. {advice}")
 
 
 def _who_has_what(key: str, values: list[str | None]) -> str:

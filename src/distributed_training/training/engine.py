@@ -22,7 +22,12 @@ class Engine:
     """Runs a model on batches. Made once for a model, an optimizer and a strategy."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, strategy: Strategy, criterion: Criterion | None, config: Config
+        self,
+        model: nn.Module,
+        optimizer: Optimizer | None,
+        strategy: Strategy,
+        criterion: Criterion | None,
+        config: Config,
     ) -> None:
         training = config.training
         settings = StepSettings(

@@ -29,7 +29,7 @@ def evaluate(engine: Engine, source: BatchSource, metrics: Metrics | None) -> di
     total = torch.zeros((), device=strategy.device, dtype=torch.float64)
     samples = 0
     chosen: dict[str, Any] | None = None
-    with _evaluating(engine.model):
+    with evaluating(engine.model):
         for answer, batch in _answers(engine, source, need_loss=True):
             assert answer.loss is not None
             if chosen is None:
@@ -92,7 +92,7 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
 def predict(engine: Engine, source: BatchSource) -> Any:
     """The model's outputs for all samples, on the CPU, in the dataset's order."""
     outputs: list[Any] = []
-    with _evaluating(engine.model):
+    with evaluating(engine.model):
         for answer, batch in _answers(engine, source, need_loss=False):
             output = answer.output
             if source.share.ranks > 1:
@@ -111,14 +111,16 @@ def _answers(engine: Engine, source: BatchSource, *, need_loss: bool) -> Iterato
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    was_training = model.training
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """No gradients, and every module in its evaluation mode; each gets its own mode back, frozen ones too."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        model.train(was_training)
+        for module, was_training in modes:
+            module.training = was_training
 
 
 def _start(metrics: Metrics | None, answer: Answer, device: torch.device) -> dict[str, Any]:

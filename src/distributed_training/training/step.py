@@ -29,35 +29,47 @@ class TrainStep:
 
     def __call__(self, batch: Batch, epoch: int, step: int) -> tuple[Tensor, StepResult]:
         """(loss, what the update did); both stay on the device. The losses of all ranks add up to the step's mean."""
+        loss = self.gradients(batch, epoch, step)
+        return loss, self._strategy.step(loss)
+
+    def gradients(self, batch: Batch, epoch: int, step: int, share: float = 1.0, last: bool = True) -> Tensor:
+        """Add the gradients of a batch to those that are there; its loss, as above.
+
+        An update over several batches gives each its `share`; gradients travel between ranks with the last of them.
+        """
         if epoch != self._epoch:
             self._epoch, self._epoch_key = epoch, derive_key(self._seed, epoch)
             if self._strategy.rank:  # other samples, so other dropout
                 self._epoch_key = extend_key(self._epoch_key, self._strategy.rank)
         seed_torch(self._epoch_key + step & _SEEDS, self._strategy.device)
         data = self._engine.place(batch, epoch, training=True)
-        if self._parts == 1:
-            self._strategy.counts = not batch.padding
-            with self._autocast:
-                loss = self._loss(data, batch)
-                if self._ranks > 1:
-                    loss = loss * (batch.size / batch.step_size)
-            self._strategy.backward(loss)
-            loss = loss.detach()
-        else:
-            loss = self._in_parts(data, batch)
-        return loss, self._strategy.step(loss)
+        if self._parts > 1:
+            return self._in_parts(data, batch, share, last)
+        if share == 1.0:
+            return self._whole(data, batch)
+        with self._strategy.micro_batch(last):
+            return self._whole(data, batch, share)
 
-    def _in_parts(self, data: Any, batch: Batch) -> Tensor:
+    def _whole(self, data: Any, batch: Batch, share: float = 1.0) -> Tensor:
+        self._strategy.counts = not batch.padding
+        with self._autocast:
+            loss = self._loss(data, batch)
+            if self._ranks > 1:
+                loss = loss * (batch.size / batch.step_size)
+        self._strategy.backward(loss if share == 1.0 else loss * share)
+        return loss.detach()
+
+    def _in_parts(self, data: Any, batch: Batch, share: float, last: bool) -> Tensor:
         """Micro-batches weighted by their size, so that the gradient is that of the whole batch."""
         total = torch.zeros((), device=self._strategy.device)
         most = -(-batch.step_size // self._ranks)  # the same on all ranks: some strategies talk in every micro-batch
         parts = split_batch(data, batch.rows, min(self._parts, most))
         for number, (size, part) in enumerate(parts, 1):
             self._strategy.counts = size > 0 and not batch.padding
-            with self._strategy.micro_batch(last=number == len(parts)):
+            with self._strategy.micro_batch(last=last and number == len(parts)):
                 with self._autocast:
                     loss = self._loss(part, batch) * (0.0 if batch.padding else size / batch.step_size)
-                self._strategy.backward(loss)
+                self._strategy.backward(loss if share == 1.0 else loss * share)
             total += loss.detach()
         return total
 

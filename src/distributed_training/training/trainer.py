@@ -231,8 +231,9 @@ class Trainer:
         if not self.from_config:
             kind = type(self.model)
             given |= {"model.target": f"{kind.__module__}:{kind.__qualname__}", "data.dataset": FROM_PYTHON}
-            if isinstance(source, Loader):
-                size = source.plan.batch_size
+            plan = getattr(source, "plan", None)
+            if isinstance(plan, Plan):
+                size = plan.batch_size
                 given["training.batch_size"] = size
                 given["training.gradient_accumulation"] = min(self.config.training.gradient_accumulation, size)
         return self.config.replace(**given)

@@ -13,6 +13,7 @@ from pathlib import Path
 _LAUNCHERS = {
     "none": [],
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node={ranks}"],
+    "mpirun": ["-m", "distributed_training", "launch", "--mpi", "--nproc", "{ranks}", "--"],
     "horovodrun": ["-m", "horovod.runner.launch", "-np", "{ranks}", sys.executable],
 }
 _GRACE = 20.0  # seconds that a launcher has to end its ranks

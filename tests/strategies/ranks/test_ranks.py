@@ -27,6 +27,7 @@ def test_the_contract(strategy: str, options: dict[str, object], ranks: int) -> 
     run_ranks(
         ranks,
         ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/strategies/ranks/contract_native.py"],
+        measured=True,
         STRATEGY=strategy,
         OPTIONS=json.dumps(options),
     )

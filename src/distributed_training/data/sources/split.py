@@ -28,6 +28,9 @@ class Subset(KeyedDataset):
     def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:
         return fetch(self.dataset, self.ids[ids], key)
 
+    def rows(self, ids: np.ndarray) -> Any:
+        return self.dataset.rows(self.ids[ids])
+
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.dataset.fingerprint().encode())
         digest.update(self.ids.astype("<i8", copy=False).tobytes())

@@ -37,6 +37,11 @@ class RankServer:
         environments = [{**common, "RANK": str(rank), "PWD": str(self._folder), **variables} for rank in numbers]
         return self.start_all(environments, program, screen)
 
+    def start_alone(self, program: list[str]) -> Job:
+        """Start `python PROGRAM` once, without a word of ranks."""
+        self._jobs += 1
+        return self.start_all([{"PWD": str(self._folder)}], program, self._folder / f"screen-{self._jobs}")
+
     def start_all(self, environments: list[dict[str, str]], program: list[str], screen: Path) -> Job:
         """Start a process for each environment."""
         pids = self._ask({"program": program, "environments": environments, "screen": str(screen)})

@@ -1,0 +1,219 @@
+"""A stream of bytes to one peer, plain or TLS, driven by one thread that others can wake.
+
+Which side dialled makes no difference here. Nothing blocks but `wait`, and that has a deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+import weakref
+from contextlib import suppress
+
+_MOST_VIEWS = 512  # of one sendmsg; the system's own limit is 1024
+_RECORD = 16 << 10  # bytes of a TLS record
+_SEND_AT_ONCE = 4 << 20  # so that what arrives is looked at between
+
+_SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def close_in_children(sock: socket.socket) -> socket.socket:
+    """A process forked from this one must not keep the connection open: the peer would not see that we are gone."""
+    _SOCKETS.add(sock)
+    return sock
+
+
+def _close_inherited() -> None:
+    for sock in list(_SOCKETS):
+        with suppress(OSError):
+            os.close(sock.detach())
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
+class Channel:
+    """One connection's socket. `wake` may be called by any thread; all else by the one that drives it."""
+
+    def __init__(self, sock: socket.socket, tls: ssl.SSLContext | None = None, *, serves: bool = False) -> None:
+        sock.setblocking(False)
+        with suppress(OSError):  # not a TCP socket
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.peer = _name_of(sock)
+        self._tls = tls is not None
+        if tls is not None:
+            sock = tls.wrap_socket(sock, server_side=serves, do_handshake_on_connect=False)
+        self._socket = close_in_children(sock)
+        self._wanted_by_tls = 0
+        self._wakes, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._awake = False
+        self._closing = threading.Lock()  # the number of a closed pipe may belong to somebody else at once
+        self._poll = select.poll()
+        self._poll.register(self._wakes, select.POLLIN)
+        self._registered = 0
+        self._out: list[memoryview] = []
+        self._sent = 0  # bytes of the first view that are gone
+
+    # -- TLS
+
+    def shake_hands(self, deadline: float) -> bytes:
+        """Agree on keys, by this time; the certificate of the serving side in binary form. b"" without TLS."""
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return b""
+        while True:
+            try:
+                self._socket.do_handshake()
+                return self._socket.getpeercert(binary_form=True) or b""
+            except ssl.SSLWantReadError:
+                events = select.POLLIN
+            except ssl.SSLWantWriteError:
+                events = select.POLLOUT
+            self._wait(events, deadline - time.monotonic())
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.peer} did not finish the TLS handshake in time")
+
+    # -- bytes
+
+    def receive_into(self, buffer: memoryview) -> int | None:
+        """Bytes that came; 0 at the end of the stream, None when there is nothing now."""
+        self._wanted_by_tls = 0
+        try:
+            return self._socket.recv_into(buffer)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return None
+        except ssl.SSLWantWriteError:
+            self._wanted_by_tls = select.POLLOUT
+            return None
+        except ssl.SSLEOFError:
+            return 0
+
+    def queue(self, views: list[memoryview]) -> None:
+        """Have these sent by `flush`."""
+        self._out += views
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is still to be sent."""
+        return bool(self._out)
+
+    @property
+    def backlog(self) -> int:
+        """Pieces that are still to be sent."""
+        return len(self._out)
+
+    def flush(self) -> int:
+        """Send what can be sent now; how many bytes that was."""
+        total = 0
+        while self._out and total < _SEND_AT_ONCE:
+            try:
+                sent = self._send_some()
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
+                break
+            total += sent
+            self._forget(sent)
+        return total
+
+    def _send_some(self) -> int:
+        if self._tls:
+            return self._socket.send(self._record())
+        views = self._out[:_MOST_VIEWS]
+        if self._sent:
+            views[0] = views[0][self._sent :]
+        return self._socket.sendmsg(views)
+
+    def _record(self) -> memoryview:
+        """What goes into the next TLS record: a large view as it is, small ones together.
+
+        After an attempt that could not be finished OpenSSL wants the same bytes again: nothing was forgotten, so they
+        are.
+        """
+        first = self._out[0][self._sent :]
+        if len(first) >= _RECORD or len(self._out) == 1:
+            return first
+        joined, size = [first], len(first)
+        for view in self._out[1:]:
+            if size + len(view) > _RECORD:
+                break
+            joined.append(view)
+            size += len(view)
+        if len(joined) > 1:  # once made, the joined bytes take the place of their pieces, for the same reason
+            self._out[: len(joined)] = [memoryview(b"".join(joined))]
+            self._sent = 0
+        return self._out[0][self._sent :]
+
+    def _forget(self, sent: int) -> None:
+        sent += self._sent
+        gone = 0
+        for view in self._out:
+            if sent < len(view):
+                break
+            sent -= len(view)
+            gone += 1
+        del self._out[:gone]
+        self._sent = sent
+
+    # -- waiting
+
+    def wait(self, seconds: float) -> None:
+        """Until something can be received, or sent if there is something to send; until woken; until time is over."""
+        if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
+            return
+        self._wait(select.POLLIN | (select.POLLOUT if self._out else 0) | self._wanted_by_tls, seconds)
+
+    def _wait(self, events: int, seconds: float) -> None:
+        if events != self._registered:
+            self._poll.register(self._socket, events)
+            self._registered = events
+        for number, _ in self._poll.poll(max(0.0, seconds) * 1000):
+            if number == self._wakes:
+                with suppress(BlockingIOError):
+                    os.read(self._wakes, 4096)
+                self._awake = False  # not before: a byte written in between would be lost
+
+    def wake(self) -> None:
+        """End a `wait`, from another thread."""
+        if not self._awake:
+            with self._closing:
+                if self._waker >= 0:
+                    self._awake = True
+                    with suppress(BlockingIOError):
+                        os.write(self._waker, b".")
+
+    def close(self) -> None:
+        """Let go of the connection. Safe to call twice."""
+        with suppress(OSError):
+            self._socket.close()
+        self._out.clear()
+        with self._closing:
+            for end in (self._wakes, self._waker):
+                if end >= 0:
+                    os.close(end)
+            self._wakes = self._waker = -1
+
+    def abort(self) -> None:
+        """From another thread: have the driving thread see the end of the stream."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self.wake()
+
+
+def dial(host: str, port: int, timeout: float, tls: ssl.SSLContext | None = None) -> Channel:
+    """Connect to a peer that listens."""
+    sock = socket.create_connection((host, port), timeout=timeout)
+    try:
+        return Channel(sock, tls)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _name_of(sock: socket.socket) -> str:
+    try:
+        address = sock.getpeername()
+    except OSError:
+        return "a peer that is gone"
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address or "a local peer")

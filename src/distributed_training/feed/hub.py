@@ -1,0 +1,409 @@
+"""Where connections and training meet: one lock around the sequencer, the memory bound and the figures.
+
+Each connection's thread brings batches and asks what to do next; the training thread takes batches in order. Nobody
+sends or receives, and no tensor is copied, while the lock is held.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from distributed_training.data.base import Batch, Share
+from distributed_training.data.plan import PLAN_VERSION, Plan
+from distributed_training.feed.credit import Credit, Window
+from distributed_training.feed.figures import Figures
+from distributed_training.feed.horizon import Horizon
+from distributed_training.feed.planning import PlannedIds, facts_of, plan_from
+from distributed_training.feed.sequencer import Sequencer
+from distributed_training.feed.settings import FeedSettings
+from distributed_training.runtime.errors import DataError, DistributedTrainingError, FeedError
+from distributed_training.wire import Expected, Reason, refusal
+from distributed_training.wire.messages import Cancel, Join, Lease, Message, Progress, Refused
+from distributed_training.wire.messages import Credit as CreditMessage
+
+logger = logging.getLogger(__name__)
+
+_LOOK = 1.0  # seconds between two looks at what training waits for
+_SAY_AGAIN = 60.0  # seconds between two lines that say that training waits
+_FEW = 64  # steps that training takes at a time
+
+
+@dataclass
+class Arrival:
+    """A batch that came, or the error that stands in its place."""
+
+    epoch: int
+    step: int
+    size: int
+    """Bytes that it holds."""
+    seconds: float = 0.0
+    batch: Batch | None = None
+    error: DistributedTrainingError | None = None
+
+
+class Peer(Protocol):
+    """What the hub needs to know of a connection."""
+
+    name: str
+    window: Window
+    shared: bool
+
+    def wake(self) -> None:
+        """Have its thread look for something to send."""
+
+
+@dataclass
+class BadSample:
+    """A sample that was left out, for the run's records."""
+
+    epoch: int
+    step: int
+    sample: int
+    text: str
+    loader: str
+
+
+@dataclass
+class _Counts:
+    since: float
+    steps: int = 0
+    samples: int = 0
+    bytes: int = 0
+    waited: float = 0.0
+    loading: float = 0.0
+
+
+@dataclass
+class _Waiting:
+    """One wait of the training thread."""
+
+    since: float
+    alone_since: float | None = None
+    said: float = field(default=0.0)
+
+
+class Hub:
+    """Shared by all threads of a feed. Methods take the lock themselves."""
+
+    def __init__(self, settings: FeedSettings, plan: Plan | None, dataset: str | None, epochs: int | None) -> None:
+        self.settings, self.plan, self.dataset, self.epochs = settings, plan, dataset, epochs
+        self.share = Share()
+        self.skipped: list[BadSample] = []
+        self._lock = threading.Condition()
+        self._peers: dict[str, Peer] = {}
+        self._cancels: dict[str, list[Message]] = {}
+        self._credit = Credit(settings.memory)
+        self._horizon = Horizon(most=settings.max_steps_ahead)
+        self._sequencer: Sequencer[Arrival] | None = None
+        self._ids: PlannedIds | None = None
+        self._counts = _Counts(time.monotonic())
+        self._largest = 0
+        self._taken = 0  # bytes of what training took last
+        self._stopped: DistributedTrainingError | None = None
+        self._last_arrival = time.monotonic()
+        if plan is not None:
+            self._use(plan)
+
+    def _use(self, plan: Plan) -> None:
+        self.plan = plan
+        self._ids = PlannedIds(plan)
+        self._sequencer = Sequencer(
+            plan.steps_per_epoch, lease=self.settings.lease, shortest_lease=self.settings.shortest_lease
+        )
+
+    @property
+    def sequencer(self) -> Sequencer[Arrival]:
+        """The sequencer, once there is a plan."""
+        assert self._sequencer is not None
+        return self._sequencer
+
+    # -- connections
+
+    def admit(self, peer: Peer, join: Join) -> Refused | None:
+        """Take in a worker that has the right data; the first one brings the plan where this side has none."""
+        with self._lock:
+            if self._stopped is not None:
+                return Refused(Reason.SHUTTING_DOWN, str(self._stopped))
+            if self.plan is None:
+                if join.plan != PLAN_VERSION:
+                    return refusal(join, Expected(plan=PLAN_VERSION))
+                try:
+                    plan = plan_from(join.facts)
+                except DataError as error:
+                    return Refused(Reason.CONFIG, str(error))
+                self._use(plan)
+            assert self.plan is not None
+            expected = Expected(dataset=self.dataset, plan=PLAN_VERSION, facts=facts_of(self.plan))
+            refused = refusal(join, expected)
+            if refused is None:
+                self.dataset = join.dataset
+                self._peers[peer.name] = peer
+                self._cancels[peer.name] = []
+                self._credit.join(peer.window)
+                self.sequencer.join(peer.name, time.monotonic())
+                self._last_arrival = time.monotonic()
+                self._lock.notify_all()
+            return refused
+
+    def leave(self, peer: Peer) -> None:
+        """A connection ended: what it was to bring is for others."""
+        with self._lock:
+            if self._peers.pop(peer.name, None) is not None:
+                self._cancels.pop(peer.name)
+                self._credit.leave(peer.window)
+                self.sequencer.leave(peer.name)
+                self._last_arrival = time.monotonic()
+                self._wake_hungry()
+                self._lock.notify_all()
+
+    def wants(self, peer: Peer, steps: int) -> None:
+        """A worker can take more steps."""
+        with self._lock:
+            if peer.name in self._peers:
+                self.sequencer.want(peer.name, min(steps, self.settings.max_steps_ahead))
+
+    def released(self, peer: Peer, lease: int, first: int) -> None:
+        """A worker gives steps back."""
+        with self._lock:
+            if peer.name in self._peers:
+                self.sequencer.released(peer.name, lease, first)
+                self._wake_hungry()
+
+    def received(self, peer: Peer, total: int, arrivals: list[Arrival]) -> None:
+        """Batches came: keep those that nobody brought before. `total` is all payload of the connection so far."""
+        now = time.monotonic()
+        with self._lock:
+            if peer.name not in self._peers:
+                return
+            sequencer, was_ready = self.sequencer, self.sequencer.ready
+            self._counts.bytes += self._credit.arrived(peer.window, total)
+            for arrival in arrivals:
+                self._counts.loading += arrival.seconds
+                if sequencer.arrived(peer.name, arrival.epoch, arrival.step, arrival, now):
+                    self._credit.waiting += arrival.size
+                    self._largest = max(arrival.size, int(self._largest * 0.999))
+                    self._last_arrival = now
+            self._horizon.bound(min(self.settings.max_steps_ahead, self._credit.steps(self._largest)))
+            sequencer.horizon = self._horizon.steps
+            for worker, lease in sequencer.cancelled():
+                self._cancels[worker].append(Cancel(lease, Reason.CANCELLED, "another worker brought these steps"))
+                self._peers[worker].wake()
+            self._wake_blocked()
+            if not was_ready and sequencer.ready:
+                self._lock.notify_all()
+
+    def blocked(self, peer: Peer, size: int) -> None:
+        """A worker has a batch that needs more credit than it has."""
+        with self._lock:
+            peer.window.blocked = size
+
+    @property
+    def on_bad_sample(self) -> str:
+        """What to do about a bad sample. Ranks that skip would no longer agree on the size of a step: so they stop."""
+        return self.settings.on_bad_sample if self.share.ranks == 1 else "stop"
+
+    def sample_failed(self, peer: Peer, epoch: int, step: int, sample: int, text: str, *, final: bool = False) -> None:
+        """A dataset raised on a sample: what training sees of it is for the setting to say, unless nothing is left."""
+        bad = BadSample(epoch, step, sample, text, peer.name)
+        if self.on_bad_sample == "skip" and not final:
+            with self._lock:
+                if not any((b.epoch, b.step, b.sample) == (epoch, step, sample) for b in self.skipped):
+                    self.skipped.append(bad)
+                    logger.warning(
+                        "%s: sample %d left out of epoch %d, step %d: %s", peer.name, sample, epoch, step, text
+                    )
+            return
+        error = DataError(
+            f"sample {sample} cannot be loaded (epoch {epoch}, step {step}, by {peer.name}): {text}; repair it, or set "
+            "on_bad_sample=skip to train without such samples"
+        )
+        with self._lock:
+            self.sequencer.put(epoch * self.sequencer.steps_per_epoch + step, Arrival(epoch, step, 0, error=error))
+            self._lock.notify_all()
+
+    def step_ids(self, epoch: int, step: int) -> np.ndarray:
+        """Ids of a whole step."""
+        assert self._ids is not None
+        return self._ids(epoch, step)
+
+    def orders(self, peer: Peer) -> list[Message]:
+        """What a connection is to be told now: credit, leases, leases taken back."""
+        messages: list[Message] = []
+        with self._lock:
+            if peer.name not in self._peers or self._stopped is not None:
+                return messages
+            messages += self._cancels[peer.name]
+            self._cancels[peer.name] = []
+            try:
+                limit = self._credit.grant(peer.window)
+            except DataError as error:
+                self._stop(error)
+                return messages
+            if limit is not None:
+                messages.append(CreditMessage(limit))
+            elif peer.window.blocked > peer.window.promised:
+                self._make_room(peer)
+            now, sequencer = time.monotonic(), self.sequencer
+            first = True
+            while (grant := sequencer.grant(peer.name, now)) is not None:
+                if first:
+                    epoch, step = divmod(sequencer.position, sequencer.steps_per_epoch)
+                    messages.append(Progress(epoch, step, sequencer.horizon))
+                    first = False
+                rank, ranks = self.share.rank, self.share.ranks
+                messages.append(Lease(grant.lease, grant.epoch, grant.first, grant.last, rank, ranks, grant.seconds))
+        return messages
+
+    def _make_room(self, peer: Peer) -> None:
+        """The step that training waits for has no room to arrive: throw away what is needed last, to load it again."""
+        if not self.sequencer.holds(peer.name, self.sequencer.position) or not self._credit.crowded():
+            return
+        if (evicted := self.sequencer.evict()) is not None:
+            self._credit.waiting -= evicted.size
+            self._horizon.bound(max(1, self.sequencer.depth))
+            self.sequencer.horizon = self._horizon.steps
+            peer.wake()
+
+    def _wake_hungry(self) -> None:
+        if self.sequencer.worth_asking():
+            for name in self.sequencer.hungry():
+                self._peers[name].wake()
+
+    def _wake_blocked(self) -> None:
+        for peer in self._peers.values():
+            if peer.window.blocked > peer.window.promised:
+                peer.wake()
+
+    # -- training
+
+    def wait_for_plan(self) -> Plan:
+        """The plan, which the first worker brings where this side was given none."""
+        with self._lock:
+            waiting = _Waiting(time.monotonic())
+            while self.plan is None or self.dataset is None:
+                self._check_wait(waiting, "the first loader, which says what the data is")
+                self._lock.wait(_LOOK)
+            return self.plan
+
+    def seek(self, epoch: int, step: int) -> None:
+        """Training goes on at this step."""
+        self.wait_for_plan()
+        with self._lock:
+            sequencer = self.sequencer
+            if sequencer.position != epoch * sequencer.steps_per_epoch + step or not sequencer.end:
+                sequencer.seek(epoch, step, max(epoch + 1, self.epochs or 0))
+                self._credit.waiting = sum(arrival.size for arrival in sequencer.items())
+            elif sequencer.end < (epoch + 1) * sequencer.steps_per_epoch:
+                sequencer.end = (epoch + 1) * sequencer.steps_per_epoch
+            self._taken = 0
+            sequencer.horizon = self._horizon.steps
+            for worker, lease in sequencer.cancelled():
+                self._cancels[worker].append(Cancel(lease, Reason.CANCELLED, "training went elsewhere"))
+            for peer in self._peers.values():
+                peer.wake()
+
+    def take(self, most: int) -> list[tuple[int, Arrival]]:
+        """The next steps in order, waiting for the first of them. What was taken before may be forgotten now."""
+        with self._lock:
+            sequencer = self.sequencer
+            self._credit.waiting -= self._taken
+            self._taken = 0
+            if not sequencer.ready:
+                self._wait(f"step {sequencer.position % sequencer.steps_per_epoch}")
+            taken = sequencer.take(max(1, min(most, _FEW, self._horizon.steps // 8)))
+            self._taken = sum([arrival.size for _, arrival in taken])
+            self._counts.steps += len(taken)
+            self._counts.samples += sum([len(arrival.batch.ids) for _, arrival in taken if arrival.batch is not None])
+            self._horizon.delivered(len(taken), sequencer.depth)
+            sequencer.horizon = self._horizon.steps
+            self._wake_hungry()
+            self._wake_blocked()
+            return taken
+
+    def _wait(self, what: str) -> None:
+        """Until the next step is here. The lock is held, and let go while waiting."""
+        sequencer, start = self.sequencer, time.monotonic()
+        waiting = _Waiting(start)
+        self._horizon.waited()
+        sequencer.horizon = self._horizon.steps
+        self._last_arrival = max(self._last_arrival, start)
+        try:
+            while not sequencer.ready:
+                self._check_wait(waiting, what)
+                self._wake_hungry()
+                self._wake_blocked()
+                now, late = time.monotonic(), sequencer.expires()
+                self._lock.wait(min(_LOOK, max(0.01, late - now)) if late is not None else _LOOK)
+        finally:
+            self._counts.waited += time.monotonic() - start
+        if waiting.said:
+            logger.warning("batches come again; training goes on")
+
+    def _check_wait(self, waiting: _Waiting, what: str) -> None:
+        """Whether it still makes sense to wait; says so now and then."""
+        if self._stopped is not None:
+            raise self._stopped
+        now = time.monotonic()
+        if self._peers:
+            waiting.alone_since = None
+            quiet = now - max(self._last_arrival, waiting.since)
+            if quiet > self.settings.deadline:
+                holders = ", ".join(self.sequencer.waits_for()) or "nobody"
+                raise FeedError(
+                    f"{what} did not come within {self.settings.deadline:g} s though {len(self._peers)} loader workers "
+                    f"are connected (lent to {holders}); see what they do, or raise run.deadline if batches take so "
+                    "long"
+                )
+            return
+        if waiting.alone_since is None:
+            waiting.alone_since = now
+        alone = now - waiting.alone_since
+        if alone > self.settings.absence:
+            raise FeedError(
+                f"no loader came within {self.settings.absence:g} s; start one with the pairing link of this run"
+            )
+        if alone > 1.0 and now - waiting.said > _SAY_AGAIN:
+            waiting.said = now
+            logger.warning("no loader is connected: training waits for %s (since %.0f s)", what, alone)
+
+    def _stop(self, error: DistributedTrainingError) -> None:
+        self._stopped = error
+        self._lock.notify_all()
+
+    def stop(self, error: DistributedTrainingError) -> None:
+        """End all waits with this error."""
+        with self._lock:
+            self._stop(error)
+
+    # -- figures
+
+    def figures(self) -> Figures:
+        """What happened so far."""
+        with self._lock:
+            counts, sequencer = self._counts, self._sequencer
+            return Figures(
+                seconds=time.monotonic() - counts.since,
+                steps=counts.steps,
+                samples=counts.samples,
+                bytes=counts.bytes,
+                waited=counts.waited,
+                loading=counts.loading,
+                queue=sequencer.depth if sequencer is not None else 0,
+                horizon=self._horizon.steps,
+                loaders=len(self._peers),
+                shared=sum(peer.shared for peer in self._peers.values()),
+                duplicates=sequencer.duplicates if sequencer is not None else 0,
+                reissued=sequencer.reissued if sequencer is not None else 0,
+            )
+
+    @property
+    def memory_held(self) -> int:
+        """Bytes of batches that are here or may come at any moment."""
+        with self._lock:
+            return self._credit.held

@@ -1,0 +1,134 @@
+"""A worker's way in: dial, prove the token, say what it has, be welcome or hear why not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from distributed_training._version import __version__
+from distributed_training.data.plan import PLAN_VERSION, Plan
+from distributed_training.feed.channel import Channel, dial
+from distributed_training.feed.compression import CODECS
+from distributed_training.feed.pairing import PairingLink
+from distributed_training.feed.planning import facts_of
+from distributed_training.feed.settings import LoaderSettings
+from distributed_training.feed.shared import host_id
+from distributed_training.feed.tls import check_fingerprint, client_context
+from distributed_training.runtime.errors import FeedError
+from distributed_training.wire import Connection, Lost, PeerError, Reason, Rejected, Role
+from distributed_training.wire.limits import DEFAULT_MAX_PAYLOAD
+from distributed_training.wire.messages import Error, Join, Refused, Welcome
+
+if TYPE_CHECKING:
+    from distributed_training.wire.events import Event
+
+_CONNECT = 10.0  # seconds for one attempt, handshake included
+_FINAL = {
+    Reason.DATASET, Reason.PLAN, Reason.CONFIG, Reason.ROLE, Reason.VERSION, Reason.ADDRESS,
+    Reason.TOKEN_NEEDED, Reason.TOKEN_UNEXPECTED, Reason.TOKEN_WRONG,
+}  # fmt: skip
+"""Reasons for a refusal that another attempt would not change."""
+_REJECTIONS = {
+    Reason.TOKEN_NEEDED: "it needs a token; use the whole pairing link that it prints",
+    Reason.TOKEN_UNEXPECTED: "it has no token, this link is for another run",
+    Reason.TOKEN_WRONG: "the token is not that of this run; take the pairing link that it prints now",
+    Reason.VERSION: "it speaks another version of the protocol; install the same release on both sides",
+}
+
+
+class RefusedError(FeedError):
+    """The GPU side does not take this loader, and will not change its mind."""
+
+
+class LostError(FeedError):
+    """The connection is gone; another one may do better."""
+
+
+@dataclass
+class Joined:
+    """A connection on which this worker is welcome."""
+
+    channel: Channel
+    connection: Connection
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the GPU side told along with its welcome."""
+    early: list[Event] = field(default_factory=list)
+    """What came right after it."""
+
+
+def join_server(link: PairingLink, plan: Plan, dataset: str, settings: LoaderSettings) -> Joined:
+    """Connect. RefusedError where that makes no sense to try again, LostError where it does."""
+    deadline = time.monotonic() + _CONNECT
+    try:
+        channel = dial(link.host, link.port, _CONNECT, client_context() if link.fingerprint else None)
+    except OSError as error:
+        raise LostError(f"{link.address} cannot be reached: {error.strerror or error}") from None
+    try:
+        binding = b""
+        if link.fingerprint is not None:
+            binding = check_fingerprint(channel.shake_hands(deadline), link.fingerprint, link.address)
+        locate = (lambda *_: None) if settings.shared_memory else None  # nothing is ever sent to us that way
+        connection = Connection(Role.WORKER, token=link.token, binding=binding, locate=locate)
+        joined = Joined(channel, connection)
+        _shake_hands(joined, link, _join_message(plan, dataset, settings), deadline)
+        return joined
+    except (OSError, PeerError) as error:
+        channel.close()
+        raise LostError(f"{link.address}: {error}") from None
+    except BaseException:
+        channel.close()
+        raise
+
+
+def _join_message(plan: Plan, dataset: str, settings: LoaderSettings) -> Join:
+    name = f"{platform.node()}/{os.getpid()}"
+    codecs = tuple(CODECS) if settings.compression == "auto" else ()
+    host = host_id() if settings.shared_memory else ""
+    return Join(name, __version__, dataset, PLAN_VERSION, facts_of(plan), codecs, host, DEFAULT_MAX_PAYLOAD)
+
+
+def _shake_hands(joined: Joined, link: PairingLink, join: Join, deadline: float) -> None:
+    channel, connection, said = joined.channel, joined.connection, False
+    while not connection.is_open:
+        channel.queue(connection.data_to_send())
+        channel.flush()
+        size = channel.receive_into(connection.get_buffer())
+        if size is None:
+            channel.wait(deadline - time.monotonic())
+            if time.monotonic() > deadline:
+                raise LostError(f"{link.address} does not answer as this protocol wants it")
+            continue
+        if size == 0:
+            connection.receive_eof()
+        else:
+            connection.buffer_updated(size)
+        for event in connection.events():
+            _hear(joined, link, event)
+        if connection.authenticated and not said:
+            connection.send(join)
+            said = True
+        if connection.closed:
+            raise LostError(f"{link.address} ended the connection")
+
+
+def _hear(joined: Joined, link: PairingLink, event: Event) -> None:
+    if isinstance(event, Rejected):
+        text = _REJECTIONS.get(event.reason, event.reason.name.lower().replace("_", " "))
+        raise _kind(event.reason)(f"{link.address} refused the connection: {text}")
+    if isinstance(event, Refused):
+        raise _kind(event.reason)(f"{link.address} does not take this loader: {event.text}")
+    if isinstance(event, Lost):
+        raise LostError(f"{link.address} ended the connection during the handshake")
+    if isinstance(event, Error):
+        raise LostError(f"{link.address} reports: {event.text}")
+    if isinstance(event, Welcome):
+        joined.facts = dict(event.facts)
+    elif joined.connection.is_open:
+        joined.early.append(event)
+
+
+def _kind(reason: Reason) -> type[FeedError]:
+    return RefusedError if reason in _FINAL else LostError

@@ -1,0 +1,297 @@
+"""A worker's connection: a thread that sends what is loaded, as credit allows, and hears what to load next."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distributed_training.feed.joining import Joined, LostError
+from distributed_training.feed.pairing import PairingLink
+from distributed_training.runtime.errors import DistributedTrainingError
+from distributed_training.wire import Lost, PackedBatch, PeerError, Reason
+from distributed_training.wire.messages import (
+    Blocked,
+    Cancel,
+    Credit,
+    Error,
+    Goodbye,
+    Lease,
+    Message,
+    NoWork,
+    Ping,
+    Pong,
+    Progress,
+    Request,
+    Work,
+)
+
+if TYPE_CHECKING:
+    from distributed_training.wire.events import Event
+
+logger = logging.getLogger(__name__)
+
+_LEAVING = 2.0
+
+
+@dataclass
+class Frame:
+    """What is sent in one go: batches of one lease."""
+
+    lease: int
+    batches: Sequence[PackedBatch]
+    size: int
+    place: tuple[int, int] | None = None
+
+
+class Outbox:
+    """One connection of a worker. The loading thread calls `next_lease` and `put`; all else happens in this thread."""
+
+    def __init__(self, joined: Joined, link: PairingLink, memory: int, silence: float) -> None:
+        self._thread = threading.Thread(target=self._run, name=f"feed to {link.address}", daemon=True)
+        self._channel, self._connection = joined.channel, joined.connection
+        self._address, self._memory, self._silence = link.address, memory, silence
+        self.sent_batches = self.sent_bytes = 0
+        self.position = (0, 0)
+        """(epoch, step) that training is at, as last heard."""
+        self.facts = joined.facts
+        self.finished = False
+        self.bandwidth: float | None = None
+        """Bytes a second, measured while sending was what everything waited for."""
+        self._leases: deque[Lease] = deque()
+        self._cancelled: set[int] = set()
+        self._frames: deque[Frame] = deque()
+        self._messages: deque[Message] = deque()
+        self._held = 0  # bytes in frames that are not sent
+        self._changed = threading.Condition()
+        self._error: DistributedTrainingError | None = None
+        self._closing = False
+        self._heard = time.monotonic()
+        self._blocked = 0
+        self._left = 0.0
+        self._stuck = 0.0
+        self._unsent = 0
+        for event in joined.early:
+            self._event(event)
+
+    # -- the loading thread's side
+
+    def start(self) -> None:
+        """Begin to send and to hear."""
+        self._thread.start()
+
+    @property
+    def codecs(self) -> frozenset[int]:
+        """Codecs agreed on."""
+        return self._connection.codecs
+
+    @property
+    def shared(self) -> bool:
+        """Whether payloads may travel in shared memory."""
+        return self._connection.shared
+
+    def next_lease(self, seconds: float) -> Lease | None:
+        """The next lease; None if none came in this time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._leases or self._over, seconds)
+            self._check()
+            return self._leases.popleft() if self._leases else None
+
+    def request(self, steps: int) -> None:
+        """Ask for so many further steps."""
+        self.send(Request(steps))
+
+    def send(self, message: Message) -> None:
+        """Have a control message sent."""
+        with self._changed:
+            self._messages.append(message)
+        self._channel.wake()
+
+    def put(self, frame: Frame) -> None:
+        """Have a frame sent; waits while too much is held already."""
+        with self._changed:
+            while self._frames and self._held + frame.size > self._memory and not self._over:
+                self._changed.wait(1.0)  # this thread checks the link's silence, so the wait ends
+            self._check()
+            self._frames.append(frame)
+            self._held += frame.size
+        self._channel.wake()
+
+    def needless(self, lease: int) -> bool:
+        """Whether a lease was taken back."""
+        return lease in self._cancelled or self._over
+
+    @property
+    def idle(self) -> bool:
+        """Whether all frames were sent."""
+        return not self._frames
+
+    @property
+    def _over(self) -> bool:
+        return self._error is not None or self.finished
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def close(self) -> None:
+        """Say goodbye and end the thread."""
+        self._closing = True
+        self._channel.wake()
+        if self._thread.is_alive():
+            self._thread.join(_LEAVING + 3.0)
+        else:
+            self._channel.close()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        """Drive the connection until it ends."""
+        try:
+            self._drive()
+        except (OSError, PeerError) as error:
+            self._fail(LostError(f"{self._address}: {error}"))
+        except DistributedTrainingError as error:
+            self._fail(error)
+        except Exception as error:
+            logger.exception("the connection to %s failed on this side", self._address)
+            self._fail(LostError(f"{self._address}: {type(error).__name__}: {error}"))
+        finally:
+            self._channel.close()
+            with self._changed:
+                self._frames.clear()
+
+    def _fail(self, error: DistributedTrainingError) -> None:
+        with self._changed:
+            if not self.finished and not self._closing:
+                self._error = self._error or error
+            self._changed.notify_all()
+
+    def _drive(self) -> None:
+        connection, channel = self._connection, self._channel
+        while not connection.closed:
+            size = channel.receive_into(connection.get_buffer())
+            if size is None:
+                self._send_what_may_go()
+                if not connection.closed:
+                    self._wait()
+                continue
+            self._heard = time.monotonic()
+            if size == 0:
+                connection.receive_eof()
+            else:
+                connection.buffer_updated(size)
+            for event in connection.events():
+                self._event(event)
+        channel.queue(connection.data_to_send())
+        channel.flush()
+
+    def _wait(self) -> None:
+        now, limit = time.monotonic(), self._silence
+        if now > self._heard + limit:
+            raise LostError(f"nothing was heard of {self._address} for {limit:g} s")
+        if self._left and now > self._left + _LEAVING:
+            raise LostError(f"{self._address} did not say goodbye")
+        self._channel.wait(min(self._heard + limit - now, _LEAVING if self._left else limit))
+
+    def _event(self, event: Event) -> None:
+        if isinstance(event, Lease):
+            with self._changed:
+                self._leases.append(event)
+                self._changed.notify_all()
+        elif isinstance(event, Cancel):
+            with self._changed:
+                self._cancelled.add(event.lease)
+                self._leases = deque(lease for lease in self._leases if lease.lease != event.lease)
+        elif isinstance(event, Progress):
+            self.position = (event.epoch, event.step)
+        elif isinstance(event, Credit):
+            self._blocked = 0
+        elif isinstance(event, Ping):
+            self._connection.send(Pong(event.number, event.clock, time.time_ns()))
+        elif isinstance(event, NoWork):
+            if event.state is Work.FINISHED:
+                self._finish()
+        elif isinstance(event, Goodbye):
+            self._said_goodbye(event)
+        elif isinstance(event, Lost):
+            raise LostError(f"{self._address} ended the connection")
+        elif isinstance(event, Error):
+            raise LostError(f"{self._address} reports: {event.text}")
+
+    def _finish(self) -> None:
+        with self._changed:
+            self.finished = True
+            self._changed.notify_all()
+
+    def _said_goodbye(self, goodbye: Goodbye) -> None:
+        if goodbye.reason is Reason.DONE and not self._left:
+            self._finish()
+        if not self._left:
+            self._connection.send(Goodbye(Reason.DONE, ""))
+            self._channel.queue(self._connection.data_to_send())
+            self._channel.flush()
+        if not self.finished and not self._closing:
+            raise LostError(f"{self._address} said goodbye: {goodbye.text}")
+
+    def _send_what_may_go(self) -> None:
+        connection, channel = self._connection, self._channel
+        while True:
+            while self._messages and connection.is_open:
+                connection.send(self._messages.popleft())
+            channel.queue(connection.data_to_send())
+            self._flush()
+            if channel.pending or not connection.is_open or not self._queue_frame():
+                break
+        if self._closing and not self._left and connection.is_open:
+            self._left = time.monotonic()
+            connection.send(Goodbye(Reason.DONE, ""))
+            channel.queue(connection.data_to_send())
+            channel.flush()
+
+    def _flush(self) -> None:
+        """Send, and see how fast the link takes it where that is what holds up all else."""
+        before = time.monotonic()
+        sent = self._channel.flush()
+        self.sent_bytes += sent
+        if self._channel.pending:
+            self._stuck = self._stuck or before
+            self._unsent += sent
+        elif self._stuck:
+            seconds, size = time.monotonic() - self._stuck, self._unsent + sent
+            rate = size / max(seconds, 1e-6)
+            self.bandwidth = rate if self.bandwidth is None else 0.8 * self.bandwidth + 0.2 * rate
+            self._stuck, self._unsent = 0.0, 0
+
+    def _queue_frame(self) -> bool:
+        """Hand the next frame to the connection, if credit allows. Frames of leases taken back are dropped."""
+        with self._changed:
+            while self._frames and (self._closing or self._frames[0].lease in self._cancelled):
+                if self._frames[0].place is not None and not self._closing:
+                    break  # only the other side can free the place
+                self._held -= self._frames.popleft().size
+            if not self._frames:
+                self._changed.notify_all()
+                return False
+            frame = self._frames[0]
+            if frame.size > self._connection.sending.available:
+                blocked = 0 if self._blocked >= frame.size else frame.size
+            else:
+                blocked = 0
+                self._frames.popleft()
+                self._held -= frame.size
+                self.sent_batches += len(frame.batches)
+                self._changed.notify_all()
+                self._connection.send_batches(frame.lease, frame.batches, frame.place)
+                self._channel.queue(self._connection.data_to_send())
+                return True
+        if blocked:
+            self._blocked = blocked
+            self._connection.send(Blocked(blocked))
+            self._channel.queue(self._connection.data_to_send())
+            self._flush()
+        return False

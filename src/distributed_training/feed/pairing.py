@@ -1,0 +1,138 @@
+"""The pairing link: one string that says where the GPU side is and how to prove that one belongs to its run.
+
+dtrain://TOKEN@host:port?fp=SHA256        off this machine: token and certificate
+dtrain://127.0.0.1:port                   on this machine neither is needed
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import ipaddress
+import secrets
+import socket
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit
+
+from distributed_training.runtime.errors import ConfigError
+
+SCHEME = "dtrain"
+TOKEN_BYTES = 24
+
+
+@dataclass(frozen=True)
+class PairingLink:
+    """Address, token and fingerprint of a GPU side. `str(link)` holds the secret, `repr(link)` does not."""
+
+    host: str
+    port: int
+    token: bytes | None = None
+    fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.host or not 0 < self.port < 65536:
+            raise ConfigError(f"{self.host}:{self.port} is no address; a pairing link needs a host and a port")
+        if not is_loopback(self.host) and (self.token is None or self.fingerprint is None):
+            missing = "a token" if self.token is None else "a certificate's fingerprint"
+            raise ConfigError(
+                f"{self.host} is not this machine, and the link to it has not {missing}; take the whole pairing link "
+                "that the GPU side prints"
+            )
+
+    @property
+    def address(self) -> str:
+        """Host and port, for messages."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        token = "" if self.token is None else f"{encode_token(self.token)}@"
+        query = "" if self.fingerprint is None else f"?fp={self.fingerprint}"
+        return f"{SCHEME}://{token}{self.address}{query}"
+
+    def __repr__(self) -> str:
+        return f"PairingLink({self.address}, token {'not needed' if self.token is None else 'hidden'})"
+
+    @classmethod
+    def parse(cls, text: str) -> PairingLink:
+        """Read a link, or a plain host:port on this machine."""
+        whole = text.strip()
+        if "://" not in whole:
+            whole = f"{SCHEME}://{whole}"
+        try:
+            parts = urlsplit(whole)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            host = port = None
+            parts = urlsplit("")
+        query = dict(parse_qsl(parts.query))
+        if (
+            parts.scheme != SCHEME
+            or host is None
+            or port is None
+            or parts.path not in ("", "/")
+            or query.keys() - {"fp"}
+        ):
+            raise ConfigError(
+                f"{_hidden(text)} is no pairing link; it looks like {SCHEME}://TOKEN@host:port?fp=FINGERPRINT and is "
+                "printed by the GPU side"
+            )
+        fingerprint = query.get("fp")
+        if fingerprint is not None and (len(fingerprint) != 64 or set(fingerprint) - set("0123456789abcdef")):
+            raise ConfigError(f"the fingerprint in {_hidden(text)} is not whole; copy the whole link")
+        return cls(host, port, None if parts.username is None else decode_token(parts.username), fingerprint)
+
+
+def new_token() -> bytes:
+    """A secret for one run."""
+    return secrets.token_bytes(TOKEN_BYTES)
+
+
+def encode_token(token: bytes) -> str:
+    """A token as text that can stand in a link."""
+    return base64.urlsafe_b64encode(token).decode().rstrip("=")
+
+
+def decode_token(text: str) -> bytes:
+    """The token that `encode_token` wrote."""
+    try:
+        token = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise ConfigError("the token in the pairing link is damaged; copy the whole link") from None
+    if len(token) < 16:
+        raise ConfigError("the token in the pairing link is too short; copy the whole link")
+    return token
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address means this machine and cannot be reached from another one."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def addresses_of(host: str) -> set[str]:
+    """All addresses of a name."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise ConfigError(f"{host}: the name cannot be resolved ({error.strerror}); give an address instead") from None
+    return {plain_address(str(entry[4][0])) for entry in found}
+
+
+def plain_address(text: str) -> str:
+    """An address in one form: IPv4 in an IPv6 disguise is IPv4."""
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return text
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def _hidden(text: str) -> str:
+    """A link without its secret, for messages."""
+    before, at, after = text.partition("@")
+    return repr(f"{SCHEME}://...@{after}" if at else before)

@@ -1,0 +1,87 @@
+"""Rows of a dataset in memory that travel without being gathered first: the copy that sends them gathers them.
+
+On a socket the system reads each row from where it lies. In shared memory the rows are gathered right into their place.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from distributed_training.data.base import StoredRows
+
+
+class _Bytes(NamedTuple):
+    """A tensor as rows of bytes."""
+
+    tensor: torch.Tensor
+    rows: torch.Tensor
+    flat: memoryview
+    width: int
+
+
+_KNOWN: dict[int, _Bytes] = {}
+_MOST = 256
+
+
+def _bytes_of(tensor: torch.Tensor) -> _Bytes | None:
+    known = _KNOWN.get(id(tensor))
+    if known is not None and known.tensor is tensor:
+        return known
+    if not tensor.is_contiguous() or tensor.device.type != "cpu" or not tensor.numel():
+        return None
+    rows = tensor.view(-1).view(torch.uint8).view(len(tensor), -1)
+    known = _Bytes(tensor, rows, rows.view(-1).numpy().data, rows.shape[1])
+    if len(_KNOWN) >= _MOST:
+        _KNOWN.clear()
+    _KNOWN[id(tensor)] = known
+    return known
+
+
+class Rows:
+    """The bytes of some rows, wherever they lie (the form of scattered buffer that `wire` takes)."""
+
+    __slots__ = ("_bytes", "_index")
+
+    def __init__(self, known: _Bytes, index: np.ndarray) -> None:
+        self._bytes, self._index = known, index
+
+    def __len__(self) -> int:
+        return len(self._index) * self._bytes.width
+
+    def pieces(self) -> list[memoryview]:
+        """A view of each row."""
+        flat, width = self._bytes.flat, self._bytes.width
+        return [flat[at : at + width] for at in (self._index * width).tolist()]
+
+    def gather(self, memory: np.ndarray) -> None:
+        """Put the rows together in memory of their size."""
+        out = torch.from_numpy(memory).view(len(self._index), self._bytes.width)
+        torch.index_select(self._bytes.rows, 0, torch.from_numpy(self._index), out=out)
+
+
+def rows_of(stored: StoredRows) -> Rows | None:
+    """The bytes of stored rows; None where they have to be gathered first."""
+    known = _bytes_of(stored.tensor)
+    return None if known is None else Rows(known, stored.ids)
+
+
+def gathered(buffer: memoryview | Rows) -> memoryview:
+    """A buffer in one piece."""
+    if isinstance(buffer, memoryview):
+        return buffer
+    memory = np.empty(len(buffer), np.uint8)
+    buffer.gather(memory)
+    return memory.data
+
+
+def row_bytes(batch: object) -> int:
+    """Bytes of the longest row of a batch of stored rows; 0 where some of them cannot be sent from where they lie."""
+    if isinstance(batch, StoredRows):
+        known = _bytes_of(batch.tensor)
+        return 0 if known is None else known.width
+    parts = list(batch.values()) if isinstance(batch, dict) else list(batch) if isinstance(batch, tuple) else []
+    widths = [row_bytes(part) for part in parts]
+    return max(widths) if widths and all(widths) else 0

@@ -1,0 +1,233 @@
+"""A loader worker: takes leases, loads their steps, sends them; dials again after any fault until the run is over."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from distributed_training.data.base import Batch, Dataset, Share
+from distributed_training.data.plan import Plan, derive_key
+from distributed_training.data.steps import read_steps
+from distributed_training.data.torch_dataset import fetch
+from distributed_training.feed.compression import Compressor
+from distributed_training.feed.joining import LostError, join_server
+from distributed_training.feed.outbox import Frame, Outbox
+from distributed_training.feed.pairing import PairingLink
+from distributed_training.feed.rows import row_bytes
+from distributed_training.feed.settings import LoaderSettings
+from distributed_training.feed.shared import Arena
+from distributed_training.feed.tensors import as_raw
+from distributed_training.runtime.errors import FeedError
+from distributed_training.wire import PackedBatch, Reason, pack_batch
+from distributed_training.wire.messages import Lease, Release, SampleFailed
+
+logger = logging.getLogger(__name__)
+
+_ASK = 256  # steps that a worker is ready to take; the GPU side gives it fewer if that suits better
+_TOGETHER = 1 << 20  # bytes of small batches that travel in one frame
+_MOST = 64  # batches in one frame
+_DETAILS = 4096  # numbers outside tensors in one frame
+_SOON = 0.002  # seconds after which a frame goes as it is, if there is nothing else to send
+_INLINE = 32 << 10  # smaller frames are not worth a place in shared memory
+_ROW = 4 << 10  # bytes from which on a row is sent from where it lies: the system has some work with each piece
+_ROWS_SHARED = 64 << 10  # the same for shared memory: bytes of a batch
+_TEXT = 2000
+
+
+class Board:
+    """Figures of one worker that its parent reads: a few numbers in memory that both have."""
+
+    FIELDS = ("begun", "connected", "batches", "bytes", "loading")
+
+    def __init__(self, numbers: Any) -> None:
+        self._numbers = numbers
+
+    def __getattr__(self, name: str) -> float:
+        return float(self._numbers[self.FIELDS.index(name)])
+
+    def set(self, name: str, value: float) -> None:
+        """Show a number."""
+        self._numbers[self.FIELDS.index(name)] = value
+
+
+class Worker:
+    """Runs in a process of its own. Holds no state that is worth saving: any step can be loaded by any worker."""
+
+    def __init__(self, dataset: Dataset, plan: Plan, link: PairingLink, settings: LoaderSettings, board: Board) -> None:
+        self._dataset, self._plan, self._link, self._settings, self._board = dataset, plan, link, settings, board
+        self._fingerprint = dataset.fingerprint()
+        rows = dataset.rows(np.zeros(1, np.int64)) if len(dataset) else None
+        self._row = row_bytes(rows) if rows is not None else 0
+        self._batches = self._bytes = 0
+        self._loading = 0.0
+
+    def run(self) -> None:
+        """Work until the GPU side says that the run is over."""
+        pause, since = self._settings.first_pause, time.monotonic()
+        while True:
+            try:
+                joined = join_server(self._link, self._plan, self._fingerprint, self._settings)
+            except LostError as error:
+                waited = time.monotonic() - since
+                if waited > self._settings.patience:
+                    raise FeedError(f"gave up after {waited:.0f} s: {error}; is the GPU side running?") from None
+                logger.debug("%s; trying again", error)
+                time.sleep(pause * random.uniform(0.5, 1.0))  # many workers must not come all at once
+                pause = min(2 * pause, self._settings.longest_pause)
+                continue
+            outbox = Outbox(joined, self._link, self._settings.memory, self._settings.silence)
+            self._board.set("connected", 1.0)
+            try:
+                outbox.start()
+                self._work(outbox)
+                return
+            except LostError as error:
+                logger.warning("%s; connecting again", error)
+                pause, since = self._settings.first_pause, time.monotonic()
+            finally:
+                self._board.set("connected", 0.0)
+                outbox.close()
+                self._batches += outbox.sent_batches
+                self._bytes += outbox.sent_bytes
+
+    def _work(self, outbox: Outbox) -> None:
+        """One connection's work."""
+        sending = _Sending(outbox, self._settings)
+        try:
+            outbox.request(_ASK)
+            while not outbox.finished:
+                lease = outbox.next_lease(1.0)
+                if lease is not None:
+                    outbox.request(lease.last - lease.first)
+                    self._load(lease, sending)
+                self._board.set("batches", self._batches + outbox.sent_batches)
+                self._board.set("bytes", self._bytes + outbox.sent_bytes)
+                self._board.set("loading", self._loading)
+        finally:
+            sending.close()
+
+    def _load(self, lease: Lease, sending: _Sending) -> None:
+        """Load and send the steps of a lease."""
+        outbox, share = sending.outbox, Share(lease.rank, lease.ranks)
+        step, sending.lease = lease.first, lease.lease
+        try:
+            start = time.perf_counter()
+            for step, batch in self._steps(lease, share, outbox.shared):
+                seconds = time.perf_counter() - start
+                self._loading += seconds
+                if outbox.needless(lease.lease):
+                    return
+                if (lease.epoch, step) >= outbox.position:
+                    sending.add(self._packed(lease, step, batch.ids, batch.data, seconds))
+                start = time.perf_counter()
+                step += 1
+        except (LostError, MemoryError):
+            raise
+        except Exception as error:
+            sending.flush()
+            self._load_one_by_one(lease, step, sending, error)
+        sending.flush()
+
+    def _steps(self, lease: Lease, share: Share, shared: bool) -> Iterator[tuple[int, Batch]]:
+        """(step, batch) of a lease; of a dataset that lies in memory the batches are rows that are not gathered."""
+        long_rows = self._plan.batch_size * self._row >= _ROWS_SHARED if shared else self._row >= _ROW
+        if not long_rows:
+            yield from read_steps(self._dataset, self._plan, share, lease.epoch, lease.first, lease.last)
+            return
+        ids, size = self._plan.span(lease.epoch, lease.first, lease.last), self._plan.batch_size
+        for step in range(lease.first, lease.last):
+            at = (step - lease.first) * size
+            step_ids = ids[at : at + size]
+            yield step, share.batch(step_ids, self._dataset.rows(step_ids[share.rows(len(step_ids))]))
+
+    def _packed(self, lease: Lease, step: int, ids: np.ndarray, data: Any, seconds: float) -> PackedBatch:
+        return pack_batch(
+            lease.epoch, step, ids, data, rank=lease.rank, ranks=lease.ranks, seconds=seconds, adapt=as_raw
+        )
+
+    # -- samples that cannot be loaded
+
+    def _load_one_by_one(self, lease: Lease, first: int, sending: _Sending, error: Exception) -> None:
+        """Some step from `first` on cannot be loaded: find out which, and which of its samples are to blame."""
+        share, skips = Share(lease.rank, lease.ranks), sending.outbox.facts.get("on_bad_sample") == "skip"
+        for step in range(first, lease.last):
+            try:
+                (_, batch), *_ = read_steps(self._dataset, self._plan, share, lease.epoch, step, step + 1)
+                packed = self._packed(lease, step, batch.ids, batch.data, 0.0)
+            except Exception as reason:
+                ids = self._plan.ids(lease.epoch, step)
+                ids = ids[share.rows(len(ids))]
+                bad = dict(self._bad_samples(ids, lease.epoch)) or {int(ids[0]): str(reason)}
+                for sample, text in bad.items():
+                    sending.outbox.send(SampleFailed(lease.lease, lease.epoch, step, sample, text[:_TEXT]))
+                rest = self._without(lease, step, ids, bad) if skips else None
+                if rest is None:
+                    sending.outbox.send(Release(lease.lease, step, Reason.SAMPLE))
+                    return
+                packed = rest
+            sending.add(packed)
+
+    def _bad_samples(self, ids: np.ndarray, epoch: int) -> Iterator[tuple[int, str]]:
+        key = derive_key(self._plan.seed, epoch)
+        for at, sample in enumerate(ids.tolist()):
+            try:
+                fetch(self._dataset, ids[at : at + 1], key)
+            except Exception as error:
+                yield sample, str(error) or type(error).__name__
+
+    def _without(self, lease: Lease, step: int, ids: np.ndarray, bad: dict[int, str]) -> PackedBatch | None:
+        """The step without its bad samples; None where nothing is left, or what is left does not fit together."""
+        rest = ids[~np.isin(ids, list(bad))]
+        if not len(rest):
+            return None
+        try:
+            data = fetch(self._dataset, rest, derive_key(self._plan.seed, lease.epoch))
+            return self._packed(lease, step, rest, data, 0.0)
+        except Exception:
+            logger.exception("step %d of epoch %d cannot be made without its bad samples", step, lease.epoch)
+            return None
+
+
+class _Sending:
+    """Small batches are collected into frames; frames go through shared memory or compressed where that helps."""
+
+    def __init__(self, outbox: Outbox, settings: LoaderSettings) -> None:
+        self.outbox, self.lease = outbox, 0
+        self._arena = Arena(settings.memory) if outbox.shared else None
+        self._compressor = Compressor(outbox.codecs)
+        self._batches: list[PackedBatch] = []
+        self._size = self._details = 0
+        self._since = 0.0
+
+    def add(self, packed: PackedBatch) -> None:
+        """Have a batch sent soon."""
+        if self._arena is None:
+            self._compressor.bandwidth = self.outbox.bandwidth
+            self._compressor.apply(packed)
+        if not self._batches:
+            self._since = time.perf_counter()
+        self._batches.append(packed)
+        self._size += packed.size
+        self._details += len(packed.dims) + len(packed.values)
+        full = self._size >= _TOGETHER or len(self._batches) >= _MOST or self._details >= _DETAILS
+        if full or (self.outbox.idle and time.perf_counter() - self._since > _SOON):
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what was collected."""
+        if self._batches:
+            place = None
+            if self._arena is not None and self._size >= _INLINE:
+                place = self._arena.write(self._batches)
+            self.outbox.put(Frame(self.lease, self._batches, self._size, place))
+            self._batches, self._size, self._details = [], 0, 0
+
+    def close(self) -> None:
+        """Let go of shared memory."""
+        if self._arena is not None:
+            self._arena.close()

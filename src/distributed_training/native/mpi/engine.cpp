@@ -1,0 +1,288 @@
+#include "engine.h"
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#if __has_include(<mpi-ext.h>)
+#include <mpi-ext.h>
+#endif
+
+namespace dtrain {
+
+namespace {
+
+std::string error_text(int code) {
+  char text[MPI_MAX_ERROR_STRING] = {};
+  int length = 0;
+  if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) return "error " + std::to_string(code);
+  return std::string(text, length);
+}
+
+/// Some builds of Open MPI load plug-ins that look for the library's symbols in the global scope, where an extension that
+/// Python has loaded does not put them.
+void make_symbols_global() {
+#ifdef RTLD_NOLOAD
+  Dl_info info;
+  if (dladdr(reinterpret_cast<void*>(&MPI_Init_thread), &info) != 0 && info.dli_fname != nullptr) {
+    dlopen(info.dli_fname, RTLD_NOW | RTLD_GLOBAL | RTLD_NOLOAD);
+  }
+#endif
+}
+
+thread_local bool communication_thread = false;
+
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+MpiError::MpiError(int code, const std::string& call) : std::runtime_error(call + " failed: " + error_text(code)) {
+  MPI_Error_class(code, &error_class_);
+}
+
+void check_mpi(int code, const char* call) {
+  if (code != MPI_SUCCESS) throw MpiError(code, call);
+}
+
+std::string mpi_library() {
+  char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+  int length = 0;
+  MPI_Get_library_version(text, &length);
+  std::string line(text, length);
+  line.resize(std::min(line.find_first_of("\n\0"), line.size()));
+  auto comma = line.find(", package:");  // Open MPI adds who built it and where
+  return comma == std::string::npos ? line : line.substr(0, comma);
+}
+
+bool mpi_is_cuda_aware() {
+#if defined(MPIX_CUDA_AWARE_SUPPORT) && MPIX_CUDA_AWARE_SUPPORT
+  return MPIX_Query_cuda_support() == 1;
+#elif defined(MPIX_GPU_SUPPORT_CUDA)
+  int yes = 0;
+  return MPIX_GPU_query_support(MPIX_GPU_SUPPORT_CUDA, &yes) == MPI_SUCCESS && yes != 0;
+#else
+  return false;
+#endif
+}
+
+std::chrono::microseconds Backoff::sleep_time() {
+  ++turns_;
+  if (turns_ < 500) return std::chrono::microseconds(0);
+  return std::chrono::microseconds(turns_ < 2000 ? 20 : 200);
+}
+
+void Backoff::pause() {
+  auto time = sleep_time();
+  if (time.count() > 0) {
+    std::this_thread::sleep_for(time);
+  } else if (turns_ < 50) {
+    relax();
+  } else {
+    sched_yield();
+  }
+}
+
+Engine& Engine::instance() {
+  static Engine* engine = new Engine();
+  return *engine;
+}
+
+void Engine::start(std::chrono::milliseconds timeout) {
+  std::lock_guard<std::mutex> lock(start_mutex_);
+  if (state_ == State::running) return require_running();
+  if (state_ != State::idle) {
+    throw std::runtime_error(state_ == State::starting ? "MPI did not start in an earlier attempt; start a new process"
+                                                       : "MPI was shut down in this process and cannot be started again");
+  }
+  state_ = State::starting;
+  process_ = static_cast<int>(getpid());
+  std::promise<void> started;
+  auto result = started.get_future();
+  std::thread(&Engine::loop, this, std::move(started)).detach();
+  if (result.wait_for(timeout) != std::future_status::ready) {
+    throw std::runtime_error("MPI_Init did not return within " + std::to_string(timeout.count() / 1000) +
+                             " s: is a process of this job missing, or a host out of reach?");
+  }
+  result.get();
+}
+
+void Engine::require_running() const {
+  if (state_ != State::running) {
+    throw std::runtime_error(state_ == State::stopped ? "MPI was already shut down in this process"
+                                                      : "MPI is not started in this process; call init() first");
+  }
+  if (process_ != static_cast<int>(getpid())) {
+    throw std::runtime_error("MPI was started in process " + std::to_string(process_) +
+                             ", of which this one is a fork; a forked process cannot use it");
+  }
+}
+
+void Engine::initialise() {
+  make_symbols_global();
+  int initialised = 0, finalised = 0, provided = MPI_THREAD_SINGLE;
+  MPI_Finalized(&finalised);
+  if (finalised) throw std::runtime_error("MPI was already finalised in this process");
+  MPI_Initialized(&initialised);
+  if (!initialised) {
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    own_mpi_ = true;
+  } else {
+    check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
+    if (provided < MPI_THREAD_SERIALIZED) {
+      throw std::runtime_error(
+          "MPI was started by another library of this process without support for threads; start it with "
+          "MPI_THREAD_SERIALIZED or more (mpi4py: mpi4py.rc.thread_level = 'multiple'), or let this library start it");
+    }
+  }
+  check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_mpi(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world_), "MPI_Comm_dup");
+  check_mpi(MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+  MPI_Comm_rank(world_, &rank_);
+  MPI_Comm_size(world_, &size_);
+  MPI_Comm local = MPI_COMM_NULL;
+  check_mpi(MPI_Comm_split_type(world_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &local), "MPI_Comm_split_type");
+  MPI_Comm_rank(local, &local_rank_);
+  MPI_Comm_size(local, &local_size_);
+  host_ = rank_;
+  check_mpi(MPI_Bcast(&host_, 1, MPI_INT, 0, local), "MPI_Bcast");
+  MPI_Comm_free(&local);
+  char name[MPI_MAX_PROCESSOR_NAME] = {};
+  int length = 0;
+  if (MPI_Get_processor_name(name, &length) == MPI_SUCCESS) host_name_.assign(name, length);
+}
+
+bool Engine::is_this_thread() { return communication_thread; }
+
+void Engine::loop(std::promise<void> started) {
+  communication_thread = true;
+  try {
+    initialise();
+    state_ = State::running;
+    started.set_value();
+  } catch (...) {
+    started.set_exception(std::current_exception());
+    return;
+  }
+  Backoff backoff;
+  while (true) {
+    std::function<void()> task;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      auto something = [this] { return !tasks_.empty() || !waiting_transfers_.empty() || stop_; };
+      if (transfers_.empty()) {
+        wake_.wait(lock, something);
+      } else if (!something()) {
+        auto time = backoff.sleep_time();
+        if (time.count() > 0) wake_.wait_for(lock, time, something);
+      }
+      if (!tasks_.empty()) {
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      } else if (stop_) {
+        break;
+      }
+    }
+    auto begin = Clock::now();
+    progress();
+    if (task) {
+      task();
+      task = nullptr;
+      backoff.reset();
+      statistics_.busy_nanoseconds += std::chrono::nanoseconds(Clock::now() - begin).count();
+    }
+  }
+  finalise();
+}
+
+void Engine::finalise() {
+  if (!failed_) {
+    for (auto& task : at_shutdown_) task();
+    at_shutdown_.clear();
+    int finalised = 0;
+    if (own_mpi_ && MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised) MPI_Finalize();
+  }
+  stopped_.set_value();
+}
+
+void Engine::submit(std::function<void()> task) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    tasks_.push_back(std::move(task));
+  }
+  wake_.notify_one();
+}
+
+void Engine::submit(std::shared_ptr<Transfer> transfer) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    waiting_transfers_.push_back(std::move(transfer));
+    transfers_waiting_ = true;
+  }
+  wake_.notify_one();
+}
+
+void Engine::call(std::function<void()> task, std::chrono::milliseconds timeout, const std::string& what) {
+  require_running();
+  auto done = std::make_shared<std::promise<void>>();
+  auto result = done->get_future();
+  submit([done, task = std::move(task)] {
+    try {
+      task();
+      done->set_value();
+    } catch (...) {
+      done->set_exception(std::current_exception());
+    }
+  });
+  if (result.wait_for(timeout) != std::future_status::ready) {
+    mark_failed();
+    throw std::runtime_error(what + " did not end within " + std::to_string(timeout.count() / 1000) + " s on rank " +
+                             std::to_string(rank_) + ": another rank does not take part, or has died");
+  }
+  result.get();
+}
+
+void Engine::progress() {
+  if (transfers_waiting_.load(std::memory_order_relaxed)) {
+    std::deque<std::shared_ptr<Transfer>> started;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      started.swap(waiting_transfers_);
+      transfers_waiting_ = false;
+    }
+    for (auto& transfer : started) {
+      transfer->start();
+      transfers_.push_back(std::move(transfer));
+    }
+  }
+  if (transfers_.empty()) return;
+  transfers_.erase(
+      std::remove_if(transfers_.begin(), transfers_.end(), [](const auto& transfer) { return transfer->poll(); }),
+      transfers_.end());
+}
+
+void Engine::at_shutdown(std::function<void()> task) { at_shutdown_.push_back(std::move(task)); }
+
+bool Engine::shutdown(std::chrono::milliseconds timeout) {
+  std::lock_guard<std::mutex> lock(start_mutex_);
+  if (state_ != State::running || process_ != static_cast<int>(getpid())) return !failed_;
+  auto stopped = stopped_.get_future();
+  {
+    std::lock_guard<std::mutex> queue(mutex_);
+    stop_ = true;
+  }
+  state_ = State::stopped;
+  wake_.notify_one();
+  return stopped.wait_for(timeout) == std::future_status::ready && !failed_;
+}
+
+}  // namespace dtrain

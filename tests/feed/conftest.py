@@ -1,0 +1,109 @@
+"""Real loaders for the tests of the feed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.launching import ROOT, environment
+
+
+class LoaderProcess:
+    """A loader that was started."""
+
+    def __init__(self, pid: int, log: Path) -> None:
+        self.pid, self._log = pid, log
+
+    @property
+    def log(self) -> str:
+        """What it said."""
+        return self._log.read_text(encoding="utf-8") if self._log.exists() else ""
+
+    def workers(self, count: int) -> list[int]:
+        """Process ids of its workers, once there are so many."""
+        for _ in until(20):
+            with suppress(psutil.NoSuchProcess):
+                pids = [child.pid for child in psutil.Process(self.pid).children()]
+                if len(pids) >= count:
+                    return pids
+        raise AssertionError(f"no {count} workers: {self.log}")
+
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return psutil.pid_exists(self.pid) and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+
+    def wait(self, seconds: float = 20) -> str:
+        """Its log, once it has ended by itself."""
+        for _ in until(seconds):
+            if not self.alive():
+                return self.log
+        raise AssertionError(f"the loader still runs: {self.log}")
+
+    def kill(self) -> None:
+        """End it at once, and its workers with it."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def until(seconds: float) -> Iterator[None]:
+    """Turns of a loop that waits for something."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(0.01)
+
+
+StartLoader = Callable[..., LoaderProcess]
+
+
+@pytest.fixture(scope="session")
+def _nursery() -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.feed.nursery"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+    )
+    yield process
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.close()
+    process.wait(20)
+    process.stdout.close()
+
+
+@pytest.fixture
+def start_loader(_nursery: subprocess.Popen[str], tmp_path: Path) -> Iterator[StartLoader]:
+    """Start a loader; all are ended after the test."""
+    started: list[LoaderProcess] = []
+
+    def start(
+        link: Any, dataset: str = "arrays", *, workers: int = 1, batch_size: int = 16, **settings: Any
+    ) -> LoaderProcess:
+        log = tmp_path / f"loader{len(started)}.log"
+        order = {"dataset": dataset, "batch_size": batch_size, "workers": workers, "settings": settings}
+        order |= {"link": str(link), "log": str(log)}
+        assert _nursery.stdin is not None
+        assert _nursery.stdout is not None
+        _nursery.stdin.write(json.dumps(order) + "\n")
+        _nursery.stdin.flush()
+        started.append(LoaderProcess(int(_nursery.stdout.readline()), log))
+        return started[-1]
+
+    yield start
+    for loader in started:
+        loader.kill()
+    for loader in started:
+        loader.wait()

@@ -1,0 +1,59 @@
+"""Datasets that both sides of a test make from a name."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+
+from distributed_training.data import ArrayDataset, Dataset, Plan, as_dataset
+
+
+def make_dataset(name: str) -> Dataset:
+    """A dataset by name, the same in every process."""
+    return _MAKERS[name]()
+
+
+def make_plan(dataset: Dataset, batch_size: int = 16, seed: int = 3) -> Plan:
+    """A shuffled plan with an uneven last batch for most datasets here."""
+    return Plan(len(dataset), batch_size, seed)
+
+
+def _arrays(samples: int = 1000, width: int = 20) -> Dataset:
+    numbers = np.random.default_rng(0)
+    inputs = numbers.standard_normal((samples, width)).astype(np.float32)
+    return ArrayDataset((inputs, numbers.integers(0, 10, samples)), num_classes=10, name="test arrays")
+
+
+class _Samples:
+    """One sample at a time, with a random part and several kinds of values."""
+
+    def __init__(self, samples: int = 200, seconds: float = 0.0, bad: tuple[int, ...] = ()) -> None:
+        self.samples, self.seconds, self.bad = samples, seconds, bad
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if index in self.bad:
+            raise ValueError(f"the file of {index} is damaged")
+        time.sleep(self.seconds)
+        return {
+            "image": torch.full((3, 4, 4), index, dtype=torch.uint8),
+            "noise": torch.rand(5),
+            "half": torch.tensor([index], dtype=torch.bfloat16),
+            "label": index % 7,
+            "name": f"sample {index}",
+        }
+
+
+_MAKERS: dict[str, Any] = {
+    "arrays": _arrays,
+    "other arrays": lambda: _arrays(width=21),
+    "large": lambda: _arrays(samples=512, width=16 << 10),
+    "samples": lambda: as_dataset(_Samples()),
+    "slow": lambda: as_dataset(_Samples(seconds=0.002)),
+    "bad": lambda: as_dataset(_Samples(bad=(37,))),
+}

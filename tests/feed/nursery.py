@@ -1,0 +1,57 @@
+"""A process that starts loaders for tests, each a fork of itself: torch is imported once, no thread of a test forked.
+
+Reads a JSON object a line: {"dataset", "batch_size", "link", "workers", "settings", "log"}; answers with the loader's
+process id.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+
+from tests.feed.datasets import make_dataset, make_plan
+
+from distributed_training.feed import Loader, LoaderSettings
+from distributed_training.runtime.errors import DistributedTrainingError
+
+
+def main() -> None:
+    """Obey until standard input ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the loaders here
+    for line in sys.stdin:
+        order = json.loads(line)
+        process = os.fork()
+        if process == 0:
+            _load(order)
+        sys.stdout.write(f"{process}\n")
+        sys.stdout.flush()
+
+
+def _load(order: dict) -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(0)
+    logging.basicConfig(level=logging.INFO, force=True)
+    code = 1
+    try:
+        dataset = make_dataset(order["dataset"])
+        plan = make_plan(dataset, order["batch_size"])
+        settings = LoaderSettings(**{"first_pause": 0.02, "longest_pause": 0.1, **order["settings"]})
+        Loader(dataset, plan, order["link"], workers=order["workers"], settings=settings).run()
+        code = 0
+    except DistributedTrainingError as error:
+        logging.error("ended: %s", error)
+        code = error.exit_code
+    except BaseException:
+        logging.exception("ended")
+    logging.info("exit code %d", code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

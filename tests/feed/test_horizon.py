@@ -1,0 +1,33 @@
+"""More is prepared ahead while training waits, less when it never does."""
+
+from __future__ import annotations
+
+from distributed_training.feed.horizon import Horizon
+
+
+def test_it_grows_while_training_waits_and_shrinks_when_it_does_not() -> None:
+    horizon = Horizon(least=4, most=64)
+    for _ in range(200):
+        horizon.waited()
+        horizon.delivered(1, 0)
+    assert horizon.steps == 64
+    for _ in range(20_000):
+        horizon.delivered(1, horizon.steps - 1)
+    assert horizon.steps == 4
+
+
+def test_it_stays_while_what_is_ready_is_needed() -> None:
+    horizon = Horizon(least=4, most=64)
+    for _ in range(200):
+        horizon.waited()
+        horizon.delivered(1, 0)
+    for step in range(5000):
+        horizon.delivered(1, step % 60)
+    assert horizon.steps == 64
+
+
+def test_memory_bounds_it() -> None:
+    horizon = Horizon(least=4, most=64)
+    horizon.bound(2)
+    horizon.delivered(100, 2)
+    assert horizon.steps == 2

@@ -1,0 +1,173 @@
+"""Random schedules: every step leaves exactly once and in order, whoever brings it, goes, or is late."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distributed_training.feed.sequencer import Grant, Sequencer
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["join", "leave", "want", "grant", "bring", "bring", "bring", "late", "release", "take", "seek", "evict"]
+        ),
+        st.integers(0, 3),
+        st.integers(0, 1000),
+    ),
+    max_size=120,
+)
+
+
+class World:
+    """A sequencer, some workers, and a clock that moves as told."""
+
+    def __init__(self, steps: int, epochs: int, horizon: int) -> None:
+        self.sequencer: Sequencer[tuple[int, int]] = Sequencer(steps, lease=10.0, shortest_lease=1.0)
+        self.steps, self.epochs, self.now = steps, epochs, 0.0
+        self.sequencer.horizon = horizon
+        self.sequencer.seek(0, 0, epochs)
+        self.held: dict[str, list[tuple[int, int, int]]] = {}
+        self.position = 0
+
+    def do(self, action: str, who: int, number: int) -> None:
+        """One step of a schedule; those that make no sense now do nothing."""
+        sequencer, name = self.sequencer, f"worker {who}"
+        self.now += 0.01
+        if action == "join" and name not in self.held:
+            sequencer.join(name, self.now)
+            self.held[name] = []
+        elif action == "late":
+            self.now += number / 20
+        elif action == "take":
+            self.take(1 + number % 5)
+        elif action == "seek":
+            at = self.position if number % 3 else number % (self.steps * self.epochs)
+            sequencer.seek(*divmod(at, self.steps), self.epochs)
+            self.position = at
+        elif action == "evict":
+            sequencer.evict()
+        elif name in self.held:
+            self._worker(action, name, number)
+
+    def _worker(self, action: str, name: str, number: int) -> None:
+        sequencer, held = self.sequencer, self.held[name]
+        if action == "leave":
+            sequencer.leave(name)
+            del self.held[name]
+        elif action == "want":
+            sequencer.want(name, 1 + number % 8)
+        elif action == "grant":
+            grant = sequencer.grant(name, self.now)
+            if grant is not None:
+                self.check(grant)
+                held += [(grant.lease, grant.epoch, step) for step in range(grant.first, grant.last)]
+        elif action == "bring" and held:
+            _, epoch, step = held.pop(number % len(held))
+            sequencer.arrived(name, epoch, step, (epoch, step), self.now)
+        elif action == "release" and held:
+            lease, _, step = held.pop()
+            sequencer.released(name, lease, step)
+
+    def check(self, grant: Grant) -> None:
+        """A lease is within one epoch and the horizon."""
+        first = grant.epoch * self.steps + grant.first
+        assert 0 <= grant.first < grant.last <= self.steps
+        assert self.position <= first
+        assert first + grant.last - grant.first <= self.position + self.sequencer.horizon
+        assert grant.seconds > 0
+
+    def take(self, most: int) -> None:
+        """Everything that leaves is the next step, and holds what was brought for it."""
+        for index, item in self.sequencer.take(most):
+            assert index == self.position
+            assert item == divmod(index, self.steps)
+            self.position += 1
+
+    def finish(self) -> None:
+        """One honest worker brings all that is missing; those that keep their leases for ever do not stop it."""
+        self.sequencer.join("honest", self.now)
+        for _ in range(50 * self.steps * self.epochs):
+            self.now += 1.0
+            self.sequencer.want("honest", 4)
+            while (grant := self.sequencer.grant("honest", self.now)) is not None:
+                for step in range(grant.first, grant.last):
+                    self.sequencer.arrived("honest", grant.epoch, step, (grant.epoch, step), self.now)
+            self.take(10)
+            if self.position == self.steps * self.epochs:
+                return
+        raise AssertionError(f"stuck at {self.position} of {self.steps * self.epochs}")
+
+
+@settings(max_examples=300, deadline=None)
+@given(actions=ACTIONS, steps=st.integers(1, 9), epochs=st.integers(1, 3), horizon=st.integers(1, 12))
+def test_every_step_leaves_once_and_in_order(
+    actions: list[tuple[str, int, int]], steps: int, epochs: int, horizon: int
+) -> None:
+    world = World(steps, epochs, horizon)
+    for action, who, number in actions:
+        world.do(action, who, number)
+    world.finish()
+
+
+def test_of_two_arrivals_the_first_counts() -> None:
+    sequencer: Sequencer[str] = Sequencer(4)
+    sequencer.seek(0, 0, 1)
+    for name in ("a", "b"):
+        sequencer.join(name, 0.0)
+    assert sequencer.arrived("a", 0, 0, "from a", 0.0)
+    assert not sequencer.arrived("b", 0, 0, "from b", 0.0)
+    assert sequencer.take(9) == [(0, "from a")]
+    assert not sequencer.arrived("b", 0, 0, "too late", 0.0)
+    assert sequencer.duplicates == 2
+
+
+def test_a_late_lease_goes_to_another_and_is_taken_back_when_that_brings_it() -> None:
+    sequencer: Sequencer[str] = Sequencer(1, lease=5.0)
+    sequencer.seek(0, 0, 1)
+    for name in ("slow", "quick"):
+        sequencer.join(name, 0.0)
+        sequencer.want(name, 1)
+    slow = sequencer.grant("slow", 0.0)
+    assert slow is not None
+    assert sequencer.grant("quick", 4.9) is None
+    assert sequencer.grant("quick", 5.0) is not None
+    assert sequencer.reissued == 1
+    sequencer.arrived("quick", 0, 0, "batch", 6.0)
+    assert sequencer.cancelled() == [("slow", slow.lease)]
+
+
+def test_a_worker_that_was_late_gets_nothing_until_it_shows_that_it_lives() -> None:
+    sequencer: Sequencer[str] = Sequencer(10, lease=1.0)
+    sequencer.horizon = 10
+    sequencer.seek(0, 0, 1)
+    for name in ("slow", "quick"):
+        sequencer.join(name, 0.0)
+        sequencer.want(name, 9)
+    assert sequencer.grant("slow", 0.0) is not None
+    assert sequencer.grant("quick", 1.0) is not None
+    assert sequencer.grant("slow", 1.0) is None
+    sequencer.want("slow", 1)
+    assert sequencer.grant("slow", 1.0) is not None
+
+
+def test_a_quick_worker_gets_more_than_a_slow_one() -> None:
+    sequencer: Sequencer[str] = Sequencer(1000)
+    sequencer.horizon = 40
+    sequencer.seek(0, 0, 1)
+    held: dict[str, int] = {"slow": 0, "quick": 0}
+    for name in held:
+        sequencer.join(name, 0.0)
+        sequencer.want(name, 1000)
+    now, loaded = 0.0, dict(held)
+    leases: dict[str, list[int]] = {"slow": [], "quick": []}
+    for tick in range(400):
+        now += 0.05
+        for name in held:
+            while (grant := sequencer.grant(name, now)) is not None:
+                leases[name] += range(grant.first, grant.last)
+            if leases[name] and (name == "quick" or tick % 4 == 0):
+                sequencer.arrived(name, 0, leases[name].pop(0), name, now)
+                loaded[name] += 1
+        sequencer.take(100)
+    assert loaded["quick"] > 2 * loaded["slow"] > 0

@@ -1,0 +1,93 @@
+"""Batches in shared memory: found where they were put, freed when nobody looks, and no peer can make a read fail."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from distributed_training.data import ArrayDataset
+from distributed_training.feed.shared import Arena, Segments, host_id
+from distributed_training.feed.tensors import as_raw
+from distributed_training.wire import PackedBatch, pack_batch
+
+
+def packed(value: int, size: int = 100_000) -> PackedBatch:
+    return pack_batch(0, 0, np.arange(3), torch.full((size,), value, dtype=torch.uint8), adapt=as_raw)
+
+
+def test_a_payload_is_where_it_was_put_until_nobody_looks() -> None:
+    arena, segments = Arena(1 << 20), Segments()
+    places = [arena.write([packed(value)]) for value in range(6)]
+    seen = []
+    for value, place in enumerate(places):
+        assert place is not None
+        memory = segments.locate(*place, packed(value).size)
+        assert memory is not None
+        assert memory[64 : 64 + 100_000].tolist() == [value] * 100_000
+        seen.append(memory[64:])
+        del memory
+    while (place := arena.write([packed(9)])) is not None:  # until no slot is free
+        places.append(place)
+    del seen[2]
+    assert arena.write([packed(9)]) == places[2]
+    arena.close()
+    assert bytes(seen[1][:3]) == bytes([1, 1, 1])  # still mapped
+    segments.close()
+
+
+def test_rows_are_gathered_into_their_place() -> None:
+    dataset = ArrayDataset(np.random.default_rng(0).standard_normal((50, 1000)))
+    ids = np.array([7, 3, 49])
+    batch = pack_batch(0, 0, ids, dataset.rows(ids), adapt=as_raw)
+    arena, segments = Arena(1 << 20), Segments()
+    place = arena.write([batch])
+    assert place is not None
+    memory = segments.locate(*place, batch.size)
+    assert memory is not None
+    assert torch.equal(torch.frombuffer(memory[64:24064], dtype=torch.float64).view(3, 1000), dataset.fetch(ids))
+    arena.close()
+
+
+def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
+    arena, segments = Arena(1 << 20), Segments()
+    place = arena.write([packed(1)])
+    assert place is not None
+    number, begin = place
+    assert segments.locate(number, 0, 64) is None
+    assert segments.locate(number, begin, 1 << 20) is None
+    assert segments.locate(number, 1 << 40, 1) is None
+    process = number >> 40
+    unsealed = os.memfd_create("dtrain-feed", os.MFD_ALLOW_SEALING)
+    os.ftruncate(unsealed, 1 << 20)
+    file = os.open(tmp_path / "memfd:dtrain-feed", os.O_RDWR | os.O_CREAT)
+    for descriptor in (unsealed, file, 0, 999_999):  # one that may shrink, a file, whatever 0 is, nothing
+        assert segments.locate((process << 20 | descriptor) << 20, 64, 64) is None
+    assert segments.locate((1 << 20 | 3) << 20, 64, 64) is None  # another process
+    assert segments.locate(2**62, 64, 64) is None
+    os.close(unsealed)
+    os.close(file)
+    arena.close()
+
+
+def test_it_has_no_name_and_cannot_shrink() -> None:
+    before = set(os.listdir("/dev/shm"))
+    arena = Arena(1 << 20)
+    place = arena.write([packed(1)])
+    assert place is not None
+    assert set(os.listdir("/dev/shm")) == before
+    descriptor = place[0] >> 20 & (1 << 20) - 1
+    try:
+        os.ftruncate(descriptor, 0)
+    except PermissionError:
+        pass
+    else:
+        raise AssertionError("a reader would be killed")
+    arena.close()
+
+
+def test_a_host_is_one_machine_for_one_user() -> None:
+    assert host_id() == host_id()
+    assert len(host_id()) == 32
