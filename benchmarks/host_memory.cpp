@@ -5,8 +5,8 @@
 //       process.cpp signature.cpp segment.cpp host_memory.cpp between_hosts.cpp
 //   ./host_memory_benchmark [ranks] [chunk KB] [flat KB] [kind] [smallest KB] [largest KB]
 //
-// kind: allreduce, bf16, f16, reduce_scatter, allgather, broadcast, between, try. One line a size: the median and the best of
-// some repetitions, in milliseconds, in the slowest rank, and the size over that time.
+// kind: allreduce, bf16, f16, reduce_scatter, allgather, broadcast, between, try. One line a size: the median and the
+// best of some repetitions, in milliseconds, in the slowest rank, and the size over that time.
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -24,12 +24,14 @@ using Clock = std::chrono::steady_clock;
 
 namespace {
 
-void call(HostMemory& memory, const std::string& kind, float* data, float* output, size_t bytes, const Waiting& waiting) {
+void call(HostMemory& memory, const std::string& kind, float* data, float* output, size_t bytes,
+          const Waiting& waiting) {
   const size_t count = bytes / 4;
   std::vector<const void*> inputs(memory.ranks());
   std::vector<void*> outputs(memory.ranks());
   const size_t part = count / memory.ranks();
-  for (int rank = 0; rank < memory.ranks(); ++rank) inputs[rank] = data + rank * part, outputs[rank] = output + rank * part;
+  for (int rank = 0; rank < memory.ranks(); ++rank)
+    inputs[rank] = data + rank * part, outputs[rank] = output + rank * part;
   if (kind == "allreduce") memory.allreduce(data, count, Dtype::f32, Op::sum, waiting);
   if (kind == "bf16") memory.allreduce(data, bytes / 2, Dtype::bf16, Op::sum, waiting);
   if (kind == "f16") memory.allreduce(data, bytes / 2, Dtype::f16, Op::sum, waiting);
@@ -37,7 +39,8 @@ void call(HostMemory& memory, const std::string& kind, float* data, float* outpu
   if (kind == "allgather") memory.allgather(data, outputs.data(), part * 4, waiting);
   if (kind == "broadcast") memory.broadcast(data, bytes, 0, waiting);
   if (kind == "between") memory.allreduce_between(data, count, Dtype::f32, Op::sum, [](void*, size_t) {}, waiting);
-  if (kind == "try" && !memory.try_allreduce(data, count, Dtype::f32, Op::sum, std::chrono::microseconds(50))) memory.finish(waiting);
+  if (kind == "try" && !memory.try_allreduce(data, count, Dtype::f32, Op::sum, std::chrono::microseconds(50)))
+    memory.finish(waiting);
 }
 
 // Every rank on a processor of its own: else the system moves them about, and two on one may even look faster.
@@ -69,7 +72,8 @@ void measure(HostMemory& memory, const std::string& kind, size_t smallest, size_
     std::sort(times.begin(), times.end());
     if (memory.rank() == 0) {
       const double median = times[times.size() / 2];
-      std::printf("%9zu KB  %9.4f ms  best %9.4f ms  %7.2f GB/s\n", bytes / 1024, median, times[0], bytes / median / 1e6);
+      std::printf("%9zu KB  %9.4f ms  best %9.4f ms  %7.2f GB/s\n", bytes / 1024, median, times[0],
+                  bytes / median / 1e6);
       std::fflush(stdout);
     }
   }

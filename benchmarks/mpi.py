@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -23,337 +22,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mpi_ranks import KB, MB, SLOW, Figures
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-KB, MB = 1024, 1024**2
-SIZES = (4 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 32 * MB, 128 * MB)
-ACROSS = (4 * KB, 64 * KB, MB, 8 * MB, 32 * MB)  # bytes between two machines
-SLOW = 4 * MB  # bytes over the slow link
+PROGRAM = Path(__file__).with_name("mpi_ranks.py")
 RATE = "100mbit"
-STEPS = 8
 LAUNCHES = 3
-Turn = Callable[[], float]
-Figures = dict[str, Any]
-
-
-# What one rank measures. All ranks do the same; rank 0's figures count.
-
-
-class Ranks:
-    """The ranks of a launch, on our backend and on Gloo."""
-
-    def __init__(self, gloo: bool = True) -> None:
-        import torch
-        import torch.distributed as dist
-
-        from distributed_training.native.mpi import register
-        from distributed_training.native.mpi.group import MPIGroup
-        from distributed_training.runtime.allocator import keep_freed_memory
-        from distributed_training.runtime.world import read_world
-
-        logging.disable(logging.WARNING)
-        torch.set_num_threads(1)
-        keep_freed_memory()
-        self.extension = register()
-        self.group = MPIGroup(read_world(), torch.device("cpu"), 300.0)
-        self.ours = dist.group.WORLD
-        self.gloo = dist.new_group(backend="gloo") if gloo else None
-        self.backend = self.ours._get_backend(torch.device("cpu"))
-        self.rank = dist.get_rank()
-
-    def repeated(self, call: Callable[[], Any], times: int) -> Turn:
-        """A turn: seconds of one call, from a barrier on."""
-        import torch.distributed as dist
-
-        def turn() -> float:
-            dist.barrier()
-            start = time.perf_counter()
-            for _ in range(times):
-                call()
-            return (time.perf_counter() - start) / times
-
-        return turn
-
-    def plain(self, tensor: Any, times: int) -> Turn:
-        """A turn of MPI_Allreduce, called from C."""
-        import torch.distributed as dist
-
-        def turn() -> float:
-            dist.barrier()
-            return float(self.extension.plain_allreduce(tensor, times))
-
-        return turn
-
-
-def times_of(size: int) -> int:
-    """Calls in a turn: enough to be longer than the clock's and the barrier's noise, not longer than needed."""
-    return max(3, min(400, 32 * MB // size))
-
-
-def allreduce(rounds: int, sizes: tuple[int, ...] = SIZES, gloo: bool = True) -> Figures:
-    """All-reduce (sum of float32) by size: ours, Gloo, and MPI_Allreduce."""
-    import torch
-    import torch.distributed as dist
-
-    from distributed_training.bench.measure import interleave, ratio
-
-    ranks, found = Ranks(gloo), {}
-    for size in sizes:
-        tensor, times = torch.zeros(size // 4), times_of(size)
-        turns = {
-            "ours": ranks.repeated(lambda t=tensor: dist.all_reduce(t), times),
-            "MPI_Allreduce": ranks.plain(tensor, times),
-        }
-        if gloo:
-            few = max(3, times // 20)
-            turns["Gloo"] = ranks.repeated(lambda t=tensor: dist.all_reduce(t, group=ranks.gloo), few)
-        measured = interleave(turns, rounds, warmup=2)
-        found[str(size)] = {f"{name}, ms": one.median * 1e3 for name, one in measured.items()} | {
-            "spread": measured["ours"].spread,
-            **({"to Gloo": ratio(measured, "Gloo", "ours")} if gloo else {}),
-            "to MPI_Allreduce": ratio(measured, "MPI_Allreduce", "ours"),
-        }
-    return found
-
-
-def hosts(rounds: int) -> Figures:
-    """All-reduce between two machines, a rank on each."""
-    return allreduce(rounds, ACROSS, gloo=False)
-
-
-def int8(rounds: int) -> Figures:
-    """All-reduce over a slow link, as it is and compressed on the wire."""
-    import torch
-    import torch.distributed as dist
-
-    from distributed_training.bench.measure import interleave, ratio
-
-    ranks = Ranks(gloo=False)
-    tensor = torch.randn(SLOW // 4, generator=torch.Generator().manual_seed(ranks.rank))
-    turns = {"fp32": ranks.repeated(lambda: dist.all_reduce(tensor.clone()), 1)}
-    for wire in ("bf16", "int8"):
-        turns[wire] = ranks.repeated(lambda w=wire: ranks.backend.allreduce_compressed(tensor.clone(), w).wait(), 1)
-    measured = interleave(turns, max(3, rounds // 3))
-    return {f"{name}, s": one.median for name, one in measured.items()} | {
-        f"{name} to fp32": ratio(measured, "fp32", name) for name in ("bf16", "int8")
-    }
-
-
-def loop_ddp(model: Any, group: Any) -> Callable[[Any, Any], None]:
-    """The loop of the DDP tutorial, over a group."""
-    import torch.nn.functional as F
-    from strategies import optimizer_of
-    from torch.nn.parallel import DistributedDataParallel
-
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, process_group=group)
-    optimizer = optimizer_of(model, True)
-
-    def step(x: Any, y: Any) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
-
-    step.wrapped = wrapped  # type: ignore[attr-defined]
-    return step
-
-
-def loop_zero1(model: Any, group: Any) -> Callable[[Any, Any], None]:
-    """DDP with torch's ZeroRedundancyOptimizer."""
-    import torch
-    import torch.nn.functional as F
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-    from torch.nn.parallel import DistributedDataParallel
-
-    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True, process_group=group)
-    optimizer = ZeroRedundancyOptimizer(
-        model.parameters(),
-        torch.optim.AdamW,
-        process_group=group,
-        parameters_as_bucket_view=True,
-        lr=1e-4,
-        fused=True,
-    )
-
-    def step(x: Any, y: Any) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
-
-    return step
-
-
-def loop_sharded(model: Any, group: Any, keep: bool) -> Callable[[Any, Any], None]:
-    """fully_shard over every layer with parameters, then the model."""
-    import torch.nn.functional as F
-    from strategies import optimizer_of
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = DeviceMesh.from_group(group, "cpu")
-    for module in [*(child for child in model.children() if any(True for _ in child.parameters())), model]:
-        fully_shard(module, mesh=mesh, reshard_after_forward=not keep)
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)  # Gloo has no mean
-    optimizer = optimizer_of(model, True)
-
-    def step(x: Any, y: Any) -> None:
-        optimizer.zero_grad()
-        F.cross_entropy(model(x), y).backward()
-        optimizer.step()
-
-    return step
-
-
-LOOPS: dict[str, Callable[[Any, Any], Callable[[Any, Any], None]]] = {
-    "ddp": loop_ddp,
-    "zero1": loop_zero1,
-    "zero2": lambda model, group: loop_sharded(model, group, keep=True),
-    "zero3": lambda model, group: loop_sharded(model, group, keep=False),
-}
-
-
-def batches_of(name: str, rank: int) -> Any:
-    """Batches of a rank for a model of benchmarks/strategies.py."""
-    import torch
-    from strategies import MODELS
-
-    _, shape, classes, size = MODELS[name]
-    generator = torch.Generator().manual_seed(rank)
-    return [
-        (torch.randn(size, *shape, generator=generator), torch.randint(0, classes, (size,), generator=generator))
-        for _ in range(STEPS)
-    ]
-
-
-def train(rounds: int, kinds: tuple[str, ...], models: tuple[str, ...]) -> Figures:
-    """Loops on our backend and on Gloo, by turns."""
-    import torch.distributed as dist
-    from strategies import MODELS, timed
-
-    from distributed_training.bench.measure import interleave, ratio
-
-    ranks, found = Ranks(), {}
-    for kind in kinds:
-        for name in models:
-            batches, make = batches_of(name, ranks.rank), MODELS[name][0]
-            loops = {"ours": LOOPS[kind](make(), ranks.ours), "Gloo": LOOPS[kind](make(), ranks.gloo)}
-            turns = {who: lambda s=step, b=batches: timed(s, b, dist.barrier) for who, step in loops.items()}
-            measured = interleave(turns, rounds)
-            found[f"{kind}, {name}"] = {f"{who}, ms a step": one.median * 1e3 for who, one in measured.items()} | {
-                "spread": measured["ours"].spread,
-                "to Gloo": ratio(measured, "Gloo", "ours"),
-            }
-    return found
-
-
-def ddp(rounds: int) -> Figures:
-    """DDP on our backend and on Gloo."""
-    return train(rounds, ("ddp",), ("25M MLP", "small ResNet"))
-
-
-def zero(rounds: int) -> Figures:
-    """ZeRO 1, 2 and 3 (FSDP2) on our backend and on Gloo."""
-    return train(rounds, ("zero1", "zero2", "zero3"), ("25M MLP",))
-
-
-def overlap(rounds: int) -> Figures:
-    """How much of the exchange hides behind the backward pass: a step, its computation alone, its exchange alone."""
-    import torch
-    import torch.distributed as dist
-    from strategies import mlp, timed
-
-    from distributed_training.bench.measure import interleave
-
-    ranks = Ranks(gloo=False)
-    model = mlp()
-    batches, step = batches_of("25M MLP", ranks.rank), loop_ddp(model, ranks.ours)
-    wrapped: Any = step.wrapped  # type: ignore[attr-defined]
-    gradients = [torch.zeros(p.numel()) for p in model.parameters()]
-
-    def alone(x: Any, y: Any) -> None:
-        with wrapped.no_sync():
-            step(x, y)
-
-    def exchange(x: Any, y: Any) -> None:
-        for work in [dist.all_reduce(g, async_op=True) for g in gradients]:
-            work.wait()
-
-    def busy() -> float:
-        return float(ranks.extension.statistics()["busy_seconds"])
-
-    share: list[float] = []
-
-    def whole() -> float:
-        before = busy()
-        seconds = timed(step, batches, dist.barrier)
-        share.append((busy() - before) / STEPS / seconds)
-        return seconds
-
-    turns = {
-        "step": whole,
-        "computation alone": lambda: timed(alone, batches, dist.barrier),
-        "exchange alone": lambda: timed(exchange, batches, dist.barrier),
-    }
-    measured = interleave(turns, rounds)
-    middle = {name: one.median * 1e3 for name, one in measured.items()}
-    hidden = middle["computation alone"] + middle["exchange alone"] - middle["step"]
-    return {f"{name}, ms": value for name, value in middle.items()} | {
-        "hidden, ms": hidden,
-        "hidden, share of the exchange": hidden / middle["exchange alone"],
-        "communication thread at work, share of the step": sorted(share)[len(share) // 2],
-    }
-
-
-def take_turns(side: str, folder: Path) -> None:
-    """One rank of a job that shares the machine with another: takes its turn whenever the file of it appears."""
-    from strategies import by_hand_horovod, mlp, timed
-
-    if side == "Horovod":
-        import torch
-
-        from distributed_training.runtime.allocator import keep_freed_memory
-
-        torch.set_num_threads(1)
-        keep_freed_memory()
-        (step, barrier), rank = by_hand_horovod(mlp()), int(os.environ["HOROVOD_RANK"])
-    else:
-        import torch.distributed as dist
-
-        ranks = Ranks(gloo=False)
-        step, barrier, rank = loop_ddp(mlp(), ranks.ours), dist.barrier, ranks.rank
-    batches = batches_of("25M MLP", rank)
-    for number in itertools.count():
-        turn = folder / f"{side}-{number}"
-        while not turn.exists():
-            if (folder / "end").exists():
-                os._exit(0)  # nothing is measured in taking the library down
-            time.sleep(0.02)
-        seconds = timed(step, batches, barrier)
-        if rank == 0:
-            (folder / "part").write_text(str(seconds))
-            (folder / "part").rename(turn.with_suffix(".time"))
-
-
-WORKERS = {f.__name__: f for f in (allreduce, overlap, ddp, zero, hosts, int8)}
-
-
-def worker(name: str, rounds: int, out: Path) -> None:
-    """One rank of a launch."""
-    found = WORKERS[name](rounds)
-    import torch.distributed as dist
-
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(found))
-    dist.barrier()
-    os._exit(0)  # several owners of one process group: none need be taken down
-
-
-# Launching them.
 
 
 def command_of(name: str, rounds: int, out: Path) -> list[str]:
     """What a rank runs."""
-    return [sys.executable, __file__, "--worker", name, str(rounds), str(out)]
+    return [sys.executable, str(PROGRAM), name, str(rounds), str(out)]
 
 
 def mpirun(words: list[str]) -> list[str]:
@@ -435,7 +115,7 @@ def horovod(rounds: int, folder: Path) -> Figures:
 
 def start_side(side: str, folder: Path) -> subprocess.Popen[bytes]:
     """Start one of two jobs under its own launcher."""
-    program = [sys.executable, __file__, "--turns", side, str(folder)]
+    program = [sys.executable, str(PROGRAM), "--turns", side, str(folder)]
     horovodrun = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2"]
     launcher = mpirun(["--host", "localhost:2"]) if side == "ours" else horovodrun
     with (folder / f"{side}.log").open("wb") as log:
@@ -531,10 +211,4 @@ def table(figures: Figures) -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--turns"]:
-        take_turns(sys.argv[2], Path(sys.argv[3]))
-    elif "--worker" in sys.argv:
-        at = sys.argv.index("--worker")
-        worker(sys.argv[at + 1], int(sys.argv[at + 2]), Path(sys.argv[at + 3]))
-    else:
-        main()
+    main()

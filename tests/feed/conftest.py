@@ -40,7 +40,10 @@ class LoaderProcess:
 
     def alive(self) -> bool:
         """Whether it still runs."""
-        return psutil.pid_exists(self.pid) and psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
 
     def wait(self, seconds: float = 20) -> str:
         """Its log, once it has ended by itself."""
@@ -66,7 +69,7 @@ def until(seconds: float) -> Iterator[None]:
 StartLoader = Callable[..., LoaderProcess]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _nursery() -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.feed.nursery"],
@@ -94,7 +97,7 @@ def start_loader(_nursery: subprocess.Popen[str], tmp_path: Path) -> Iterator[St
     ) -> LoaderProcess:
         log = tmp_path / f"loader{len(started)}.log"
         order = {"dataset": dataset, "batch_size": batch_size, "workers": workers, "settings": settings}
-        order |= {"link": str(link), "log": str(log)}
+        order |= {"link": [str(one) for one in link] if isinstance(link, list) else str(link), "log": str(log)}
         assert _nursery.stdin is not None
         assert _nursery.stdout is not None
         _nursery.stdin.write(json.dumps(order) + "\n")

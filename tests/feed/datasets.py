@@ -46,12 +46,15 @@ class _Samples:
             "half": torch.tensor([index], dtype=torch.bfloat16),
             "label": index % 7,
             "name": f"sample {index}",
+            "place": np.full(3, index, np.int16),
         }
 
 
 _MAKERS: dict[str, Any] = {
     "arrays": _arrays,
+    "plain": lambda: ArrayDataset(np.repeat(np.arange(64, dtype=np.float32), 5000).reshape(64, 5000), name="plain"),
     "other arrays": lambda: _arrays(width=21),
+    "many": lambda: _arrays(samples=12_000, width=100),
     "large": lambda: _arrays(samples=512, width=16 << 10),
     "samples": lambda: as_dataset(_Samples()),
     "slow": lambda: as_dataset(_Samples(seconds=0.002)),

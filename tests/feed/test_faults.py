@@ -65,7 +65,7 @@ def test_a_worker_that_is_stopped_does_not_hold_up_training(start_loader: StartL
 @pytest.mark.parametrize("seed", range(int(os.environ.get("CUT_SEEDS", "4"))))
 def test_connections_cut_anywhere(start_loader: StartLoader, seed: int) -> None:
     # Documented run: CUT_SEEDS=50.
-    with server_for("arrays") as server, CuttingProxy(server.port, seed, 5, 60_000) as proxy:
+    with server_for("arrays") as server, CuttingProxy(server.port, seed, 5, 20_000) as proxy:
         link = PairingLink("127.0.0.1", proxy.port)
         start_loader(link, workers=2, shared_memory=seed % 2 == 0)
         assert fingerprint(server.source().batches(0)) == local("arrays")

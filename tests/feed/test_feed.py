@@ -14,8 +14,11 @@ from tests.feed.datasets import make_dataset, make_plan
 
 from distributed_training.data import Batch, BatchSource
 from distributed_training.data import Loader as LocalLoader
+from distributed_training.data.base import Share
 from distributed_training.data.nested import tensors_in
 from distributed_training.feed import FeedServer, FeedSettings, FeedSource
+from distributed_training.feed.compression import CODECS
+from distributed_training.runtime.errors import DataError
 
 QUICK = FeedSettings(deadline=30.0, absence=30.0, lease=5.0, shortest_lease=0.3, silence=6.0, authentication=2.0)
 
@@ -60,6 +63,17 @@ def test_two_workers_bring_what_a_local_loader_reads(start_loader: StartLoader, 
     assert "exit code 0" in loader.wait()
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "sockets"])
+def test_frames_that_grow_disturb_nothing(
+    start_loader: StartLoader, shared: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with server_for("many", epochs=2) as server:
+        start_loader(server.link(), "many", shared_memory=shared)
+        for epoch in range(2):
+            assert fingerprint(server.source().batches(epoch)) == local("many", epoch)
+        assert "is gone" not in caplog.text
+
+
 class _Closing(FeedSource):
     """A source that takes its server with it."""
 
@@ -97,8 +111,6 @@ def test_a_server_without_a_plan_takes_that_of_the_first_loader(start_loader: St
 
 
 def test_each_rank_gets_its_own_rows(start_loader: StartLoader) -> None:
-    from distributed_training.data.base import Share
-
     dataset = make_dataset("arrays")
     plan = make_plan(dataset)
     for rank in range(3):
@@ -109,6 +121,28 @@ def test_each_rank_gets_its_own_rows(start_loader: StartLoader) -> None:
             here = LocalLoader(dataset, plan)
             here.share = Share(rank, 3)
             assert _described(source.batches(1, 58)) == _described(here.batches(1, 58))
+
+
+def test_one_loader_feeds_the_ranks_of_a_job(start_loader: StartLoader) -> None:
+    dataset = make_dataset("arrays")
+    with server_for("arrays") as first, server_for("arrays") as second:
+        start_loader([first.link(), second.link()], workers=2)
+        sources = [first.source(), second.source()]
+        for rank, source in enumerate(sources):
+            source.share = Share(rank, 2)
+        for rank, source in enumerate(sources):
+            here = LocalLoader(dataset, make_plan(dataset))
+            here.share = Share(rank, 2)
+            assert _described(source.batches(0)) == _described(here.batches(0))
+
+
+@pytest.mark.skipif(not CODECS, reason="needs lz4 or zstandard")
+def test_compressed_batches_are_the_same_batches(start_loader: StartLoader) -> None:
+    with server_for("plain") as server:
+        start_loader(server.link(), "plain", shared_memory=False, compression="always")
+        seen = list(server.source().batches(0))
+        assert fingerprint(seen) == local("plain")
+        assert 0 < server.figures().bytes < sum(t.nbytes for _, b in seen for t in tensors_in(b.data)) / 4
 
 
 def _described(batches: Iterator[tuple[int, Batch]]) -> list[Any]:
@@ -138,8 +172,6 @@ def test_memory_stays_within_its_bound_when_training_is_slow(start_loader: Start
 
 
 def test_a_batch_that_never_fits_is_an_error_that_says_so(start_loader: StartLoader) -> None:
-    from distributed_training.runtime.errors import DataError
-
     with server_for("large", settings=FeedSettings(memory=2 << 20, deadline=30.0)) as server:
         start_loader(server.link(), "large", shared_memory=False)
         with pytest.raises(DataError, match="raise its memory to at least"):

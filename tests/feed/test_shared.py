@@ -19,7 +19,7 @@ def packed(value: int, size: int = 100_000) -> PackedBatch:
 
 
 def test_a_payload_is_where_it_was_put_until_nobody_looks() -> None:
-    arena, segments = Arena(1 << 20), Segments()
+    arena, segments = Arena(4 << 20), Segments()
     places = [arena.write([packed(value)]) for value in range(6)]
     seen = []
     for value, place in enumerate(places):
@@ -59,16 +59,37 @@ def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
     assert segments.locate(number, 0, 64) is None
     assert segments.locate(number, begin, 1 << 20) is None
     assert segments.locate(number, 1 << 40, 1) is None
-    process = number >> 40
+    process = number >> 41
     unsealed = os.memfd_create("dtrain-feed", os.MFD_ALLOW_SEALING)
     os.ftruncate(unsealed, 1 << 20)
     file = os.open(tmp_path / "memfd:dtrain-feed", os.O_RDWR | os.O_CREAT)
-    for descriptor in (unsealed, file, 0, 999_999):  # one that may shrink, a file, whatever 0 is, nothing
-        assert segments.locate((process << 20 | descriptor) << 20, 64, 64) is None
-    assert segments.locate((1 << 20 | 3) << 20, 64, 64) is None  # another process
+    for descriptor in (unsealed, file, 0, 60_000):  # one that may shrink, a file, whatever 0 is, nothing
+        assert segments.locate((process << 16 | descriptor) << 25, 64, 64) is None
+    assert segments.locate(number ^ 1, begin, 64) is None  # the descriptor is another segment now
+    assert segments.locate((1 << 16 | 3) << 25, 64, 64) is None  # another process
     assert segments.locate(2**62, 64, 64) is None
     os.close(unsealed)
     os.close(file)
+    arena.close()
+
+
+def test_a_segment_stays_until_the_other_side_has_seen_it() -> None:
+    arena, segments = Arena(64 << 20), Segments()
+    small = arena.write([packed(1, 1000)])
+    large = arena.write([packed(2, 500_000)])  # needs slots of another size
+    larger = arena.write([packed(3, 900_000)])
+    seen = []
+    for place, value, size in ((small, 1, 1000), (large, 2, 500_000), (larger, 3, 900_000)):
+        assert place is not None
+        memory = segments.locate(*place, packed(value, size).size)
+        assert memory is not None
+        assert bytes(memory[64 : 64 + size]) == bytes([value]) * size
+        seen.append(memory)
+    del memory
+    seen.clear()
+    assert len(arena._former) == 2
+    assert arena.write([packed(4, 900_000)]) == larger
+    assert not arena._former
     arena.close()
 
 
@@ -78,7 +99,7 @@ def test_it_has_no_name_and_cannot_shrink() -> None:
     place = arena.write([packed(1)])
     assert place is not None
     assert set(os.listdir("/dev/shm")) == before
-    descriptor = place[0] >> 20 & (1 << 20) - 1
+    descriptor = place[0] >> 25 & (1 << 16) - 1
     try:
         os.ftruncate(descriptor, 0)
     except PermissionError:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
-from tests.launching import run_ranks
+from tests.launching import ROOT, run_ranks
 from tests.training.by_hand import adam, assert_same, batches, close, network, plain_loop
 from torch import nn
 
@@ -51,4 +52,5 @@ assert_same(net, expected, 1e-5)
 def test_two_ranks_share_a_gpu(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    run_ranks(2, [str(program)], PYTHONPATH=".")
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    run_ranks(2, [str(program)], PYTHONPATH=path)

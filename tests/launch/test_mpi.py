@@ -128,6 +128,22 @@ class TestHostfile:
         assert (tmp_path / "hosts").read_text() == "a:2\nb:1\n"
 
 
+@pytest.mark.parametrize(
+    ("said", "who"),
+    [
+        ("prterun noticed that process rank 1 with PID 12 on node a exited on\nsignal 9 (Killed).\n", "rank 1"),
+        ("=   PID 12 RUNNING AT a\n=   EXIT CODE: 9\n===\nYOUR ... EXIT STRING: Killed (signal 9)\n", "a rank"),
+    ],
+    ids=["Open MPI", "MPICH"],
+)
+def test_what_each_mpi_says_of_a_killed_rank_is_understood(said: str, who: str) -> None:
+    outcome = mpi._killed(said)
+    assert outcome is not None
+    assert outcome.code == 137
+    assert outcome.report.startswith(f"{who} (a, process 12) was killed by SIGKILL")
+    assert mpi._killed("it was a good signal 9\n") is None
+
+
 def test_options_of_other_launchers_are_refused(in_tmp: Path) -> None:
     done = launch("--max-restarts", "2", "--", "train")
     assert done.returncode == 2

@@ -21,7 +21,8 @@ template <class Action>
   } catch (const Mismatch& error) {
     kind = kMismatch, text = error.what();
     CHECK(peer < 0 || error.rank == peer, "it named %d", error.rank);
-    CHECK(!(error.theirs == error.ours) && text.find(error.theirs.text()) != text.npos && text.find(error.ours.text()) != text.npos);
+    CHECK(!(error.theirs == error.ours) && text.find(error.theirs.text()) != text.npos &&
+          text.find(error.ours.text()) != text.npos);
   } catch (const TimedOut& error) {
     kind = kTimedOut, text = error.what();
     CHECK(error.missing == std::vector<int>{peer});
@@ -62,7 +63,9 @@ void mismatch() {
   };
   for (const int ranks : {2, 3}) {
     const std::string odd = ranks == 2 ? "rank 11" : "rank 12";
-    both(ranks, (odd + " called all_reduce(sum) of 1,001 float32, this rank (rank 10) all_reduce(sum) of 1,000 float32").c_str(),
+    both(ranks,
+         (odd + " called all_reduce(sum) of 1,001 float32, this rank (rank 10) all_reduce(sum) of 1,000 float32")
+             .c_str(),
          [&](HostMemory& memory, bool other) {
            memory.allreduce(data.data(), other ? 1001 : 1000, Dtype::f32, Op::sum, patient());
          });
@@ -84,7 +87,8 @@ void mismatch() {
       memory.allreduce_between(data.data(), 9, Dtype::f32, Op::sum, [](void*, size_t) {}, patient());
     });
     both(ranks, "average over 7", [&](HostMemory& memory, bool other) {
-      if (!memory.try_allreduce(data.data(), 9, Dtype::f32, Op::average, microseconds(50), other ? 7 : 0)) memory.finish(patient());
+      if (!memory.try_allreduce(data.data(), 9, Dtype::f32, Op::average, microseconds(50), other ? 7 : 0))
+        memory.finish(patient());
     });
   }
 }
@@ -96,9 +100,11 @@ void died() {
     settings.named = named;
     const auto statuses = fork_ranks(3, settings, [&](HostMemory& memory) {
       std::vector<float> data(100000);
-      for (int round = 0; round < 3; ++round) memory.allreduce(data.data(), data.size(), Dtype::f32, Op::sum, patient());
+      for (int round = 0; round < 3; ++round)
+        memory.allreduce(data.data(), data.size(), Dtype::f32, Op::sum, patient());
       if (memory.rank() == 2) kill(getpid(), SIGKILL);
-      leave_with_error([&] { memory.allreduce(data.data(), data.size(), Dtype::f32, Op::sum, patient()); }, "of rank 2 has ended", 2);
+      leave_with_error([&] { memory.allreduce(data.data(), data.size(), Dtype::f32, Op::sum, patient()); },
+                       "of rank 2 has ended", 2);
     });
     CHECK(count_of(statuses, kDied) >= 1 && count_of(statuses, kDied) + count_of(statuses, kAborted) == 2);
   }
@@ -201,6 +207,29 @@ void aborted() {
   CHECK(count_of(statuses, kAborted) == 1 && statuses[0] == 0);
 }
 
+// The leader fails between the hosts: the others, who wait for its result, hear why.
+void hook_fails() {
+  const auto statuses = fork_ranks(3, small_chunks(), [&](HostMemory& memory) {
+    std::vector<float> data(100000);
+    int calls = 0;
+    const auto hook = [&](void*, size_t) {
+      if (++calls == 3) throw std::runtime_error("the cable is out");
+    };
+    const auto reduce = [&] {
+      memory.allreduce_between(data.data(), data.size(), Dtype::f32, Op::sum, hook, patient());
+    };
+    if (memory.rank() != 0) leave_with_error(reduce, "rank 0 ended communication: the cable is out", 0);
+    try {
+      reduce();
+    } catch (const std::runtime_error& error) {
+      CHECK(std::string(error.what()) == "the cable is out" && calls == 3);
+      return;
+    }
+    CHECK(false);
+  });
+  CHECK(statuses[0] == 0 && count_of(statuses, kAborted) == 2);
+}
+
 void unavailable() {
   const auto refused = [](const std::function<void()>& action, const char* part) {
     try {
@@ -211,7 +240,8 @@ void unavailable() {
     }
   };
   const auto before = left_in_shared_memory();
-  refused([] { HostMemory::attach("/dtrain-nobody", 1, 2); }, "cannot open the shared memory '/dtrain-nobody' made by rank 0");
+  refused([] { HostMemory::attach("/dtrain-nobody", 1, 2); },
+          "cannot open the shared memory '/dtrain-nobody' made by rank 0");
   refused([] { HostMemory::attach("/proc/1/fd/987654", 1, 2); }, "rank 1 cannot open");
   HostMemorySettings huge;
   huge.named = true;

@@ -13,7 +13,8 @@ void check_allreduce(HostMemory& memory, size_t count, Dtype dtype, Op op, uint6
   auto data = make(count, dtype, seed * 64 + memory.rank());
   memory.allreduce(data.data(), count, dtype, op, patient());
   const auto expected = reference_of_ranks(memory.ranks(), count, dtype, op, seed);
-  CHECK(data == expected, "rank %d of %d: %s of %zu %s", memory.rank(), memory.ranks(), name_of(op), count, name_of(dtype));
+  CHECK(data == expected, "rank %d of %d: %s of %zu %s", memory.rank(), memory.ranks(), name_of(op), count,
+        name_of(dtype));
 }
 
 void allreduce(int ranks) {
@@ -49,7 +50,8 @@ void check_reduce_scatter(HostMemory& memory, size_t count, Dtype dtype, Op op, 
   const int ranks = memory.ranks();
   std::vector<std::vector<uint8_t>> inputs;
   std::vector<const void*> pointers;
-  for (int part = 0; part < ranks; ++part) inputs.push_back(make(count, dtype, (seed * 64 + part) * 64 + memory.rank()));
+  for (int part = 0; part < ranks; ++part)
+    inputs.push_back(make(count, dtype, (seed * 64 + part) * 64 + memory.rank()));
   for (const auto& one : inputs) pointers.push_back(one.data());
   std::vector<uint8_t> output = make(count, dtype, 1);
   auto& target = in_place ? inputs[memory.rank()] : output;
@@ -119,18 +121,20 @@ void check_between(HostMemory& memory, size_t count, Dtype dtype, Op op, uint64_
   size_t seen = 0;
   const auto hook = [&](void* part, size_t elements) {
     CHECK(memory.rank() == 0 && elements > 0 && (memory.ranks() == 1 || reinterpret_cast<uintptr_t>(part) % 64 == 0));
-    const std::vector<uint8_t> other(static_cast<uint8_t*>(part), static_cast<uint8_t*>(part) + elements * size_of(dtype));
+    const std::vector<uint8_t> other(static_cast<uint8_t*>(part),
+                                     static_cast<uint8_t*>(part) + elements * size_of(dtype));
     reduce_into(part, other.data(), elements, dtype, op);
     seen += elements;
   };
-  memory.allreduce_between(data.data(), count, dtype, op, memory.rank() == 0 ? BetweenHosts(hook) : BetweenHosts(), patient(),
-                           2 * memory.ranks());
+  memory.allreduce_between(data.data(), count, dtype, op, memory.rank() == 0 ? BetweenHosts(hook) : BetweenHosts(),
+                           patient(), 2 * memory.ranks());
   if (memory.rank() == 0) CHECK(seen == count);
   auto expected = reference_of_ranks(memory.ranks(), count, dtype, op == Op::average ? Op::sum : op, seed);
   const auto same = expected;
   reduce_into(expected.data(), same.data(), count, dtype, op);
   if (op == Op::average) divide(expected.data(), count, dtype, 2 * memory.ranks());
-  CHECK(data == expected, "rank %d of %d: %s of %zu %s", memory.rank(), memory.ranks(), name_of(op), count, name_of(dtype));
+  CHECK(data == expected, "rank %d of %d: %s of %zu %s", memory.rank(), memory.ranks(), name_of(op), count,
+        name_of(dtype));
 }
 
 void check_broadcast_between(HostMemory& memory, size_t bytes, int root, uint64_t seed) {
@@ -237,7 +241,9 @@ void stress(int ranks) {
   run_ranks(ranks, small_chunks(), [](HostMemory& memory) {
     std::mt19937 common(7), own(memory.rank() + 1);
     const int ranks = memory.ranks();
-    const auto value = [](int rank, int round, size_t i) { return static_cast<int32_t>(mix(i + 977 * round) % 100000) + rank; };
+    const auto value = [](int rank, int round, size_t i) {
+      return static_cast<int32_t>(mix(i + 977 * round) % 100000) + rank;
+    };
     const size_t most = 40000;
     std::vector<int32_t> data(most * ranks), output(most * ranks);
     for (int round = 0; round < kRounds; ++round) {
@@ -250,19 +256,22 @@ void stress(int ranks) {
       for (size_t i = 0; i < used; ++i) data[i] = value(memory.rank(), round, i);
       std::vector<const void*> inputs(ranks);
       std::vector<void*> outputs(ranks);
-      for (int peer = 0; peer < ranks; ++peer) inputs[peer] = &data[peer * count], outputs[peer] = &output[peer * count];
+      for (int peer = 0; peer < ranks; ++peer)
+        inputs[peer] = &data[peer * count], outputs[peer] = &output[peer * count];
       const auto total = [&](size_t i) { return ranks * value(0, round, i) + ranks * (ranks - 1) / 2; };
       const auto spots = [&](const auto& right) {
         if (count == 0) return;
         for (const size_t i : {size_t(0), count / 2, count - 1, size_t(own() % count)}) {
-          CHECK(right(i), "rank %d, round %d, kind %d, %zu elements, element %zu", memory.rank(), round, kind, count, i);
+          CHECK(right(i), "rank %d, round %d, kind %d, %zu elements, element %zu", memory.rank(), round, kind, count,
+                i);
         }
       };
       switch (kind) {
         case 0:
         case 5:
           if (kind == 5 && memory.is_small(count, Dtype::i32)) {
-            if (!memory.try_allreduce(data.data(), count, Dtype::i32, Op::sum, microseconds(own() % 30))) memory.finish(patient());
+            if (!memory.try_allreduce(data.data(), count, Dtype::i32, Op::sum, microseconds(own() % 30)))
+              memory.finish(patient());
           } else {
             memory.allreduce(data.data(), count, Dtype::i32, Op::sum, patient());
           }
@@ -274,7 +283,8 @@ void stress(int ranks) {
           break;
         case 2:
           memory.allgather(data.data(), outputs.data(), count * 4, patient());
-          for (int peer = 0; peer < ranks; ++peer) spots([&](size_t i) { return output[peer * count + i] == value(peer, round, i); });
+          for (int peer = 0; peer < ranks; ++peer)
+            spots([&](size_t i) { return output[peer * count + i] == value(peer, round, i); });
           break;
         case 3:
           memory.broadcast(data.data(), count * 4, root, patient());
@@ -301,6 +311,7 @@ void mismatch();
 void died();
 void stopped();
 void aborted();
+void hook_fails();
 void unavailable();
 void leaves_nothing();
 
@@ -325,6 +336,7 @@ int main(int count, char** words) {
       {"died", died},
       {"stopped", stopped},
       {"aborted", aborted},
+      {"hook_fails", hook_fails},
       {"unavailable", unavailable},
       {"leaves_nothing", leaves_nothing},
   };

@@ -29,7 +29,8 @@ void halves() {
     CHECK(f16_of(middle) == (half & 1 ? half + 1 : half), "after half %x", bits);
     CHECK(f16_of(std::nextafter(middle, value)) == half && f16_of(std::nextafter(middle, next)) == half + 1);
   }
-  CHECK(f16_of(65519.0f) == 0x7bff && f16_of(65520.0f) == 0x7c00 && f16_of(1e30f) == 0x7c00 && f16_of(-1e30f) == 0xfc00);
+  CHECK(f16_of(65519.0f) == 0x7bff && f16_of(65520.0f) == 0x7c00 && f16_of(1e30f) == 0x7c00 &&
+        f16_of(-1e30f) == 0xfc00);
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto half = static_cast<uint16_t>(bits);
     const float value = float_of_bf16(half);
@@ -73,8 +74,8 @@ void kernels() {
             std::vector<const void*> pointers;
             for (const auto& one : data) pointers.push_back(one.data());
             reduce_many(to, pointers.data(), sources, count, dtype, op);
-            CHECK(std::memcmp(to, expected.data(), expected.size()) == 0, "%s of %zu %s from %d sources into %d", name_of(op),
-                  count, name_of(dtype), sources, target);
+            CHECK(std::memcmp(to, expected.data(), expected.size()) == 0, "%s of %zu %s from %d sources into %d",
+                  name_of(op), count, name_of(dtype), sources, target);
           }
         }
         auto to = make(count, dtype, 1);
@@ -98,7 +99,8 @@ void kernels() {
     }
   }
   // Sums of half precision are rounded once: 2048 + 1 + 1 is 2050, not 2048.
-  for (const auto& [dtype, of, large] : {std::tuple{Dtype::f16, &f16_of, 2048.0f}, std::tuple{Dtype::bf16, &bf16_of, 256.0f}}) {
+  for (const auto& [dtype, of, large] :
+       {std::tuple{Dtype::f16, &f16_of, 2048.0f}, std::tuple{Dtype::bf16, &bf16_of, 256.0f}}) {
     uint16_t a = of(large), b = of(1.0f), c = of(1.0f);
     const void* pointers[] = {&a, &b, &c};
     reduce_many(&a, pointers, 3, 1, dtype, Op::sum);
@@ -133,7 +135,8 @@ void codecs() {
       for (size_t i = 0; i < count; ++i) {
         const size_t block = i / kInt8Block * kInt8Block;
         float largest = 0;
-        for (size_t j = block; j < std::min(count, block + kInt8Block); ++j) largest = std::max(largest, std::fabs(values[j]));
+        for (size_t j = block; j < std::min(count, block + kInt8Block); ++j)
+          largest = std::max(largest, std::fabs(values[j]));
         const float bound = wire == Wire::bf16 ? std::fabs(values[i]) / 256 : largest / 127 * 0.50001f;
         CHECK(std::fabs(back[i] - values[i]) <= bound, "value %zu: %g became %g", i, values[i], back[i]);
         volatile float product = back[i];

@@ -156,6 +156,17 @@ class TestTrouble:
         with pytest.raises(BuildError, match=r"cannot be loaded: .*undefined symbol: .*answer"):
             load_extension(source)
 
+    def test_a_source_that_changes_while_it_is_compiled_is_not_kept(
+        self, source: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        script, _ = counting(tmp_path)
+        change = f'case "$*" in *"-c "*answer.cpp*) echo >> {source}/answer.cpp;; esac'
+        script.write_text(script.read_text().replace("exec", f"{change}\nexec"))
+        monkeypatch.setenv("MPICXX", str(script))
+        with pytest.raises(BuildError, match=r"answer\.cpp was changed while it was compiled"):
+            build(source)
+        assert not list((cache / "objects").glob("answer-*"))
+
     def test_without_mpi_it_says_what_to_install(self, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(toolchain, "beside_python", lambda program: None)
         monkeypatch.setenv("PATH", "/nowhere")

@@ -21,7 +21,14 @@ PARTS = ["reduce", "codec", "copy", "process", "signature", "segment", "host_mem
 TESTS = ["host_memory_test", "numbers_test", "failures_test"]
 BUILDS = {
     "plain": ["-O2", "-std=c++17"],
-    "sanitized": ["-O1", "-g1", "-std=c++20", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "sanitized": [
+        "-O1",
+        "-g1",
+        "-std=c++20",
+        "-fsanitize=address,undefined",
+        "-fno-sanitize-recover=all",
+        "-DDTRAIN_PLAIN",
+    ],
 }
 CASES = [
     "aborted",
@@ -32,6 +39,7 @@ CASES = [
     "codecs",
     "died",
     "halves",
+    "hook_fails",
     "kernels",
     "leaves_nothing",
     "mismatch",

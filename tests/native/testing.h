@@ -57,8 +57,8 @@ inline std::set<std::string> left_in_shared_memory() {
 
 using Body = std::function<void(HostMemory&)>;
 
-// Fork `ranks` processes that share memory and run `body`. Returns their exit statuses by rank. A process that is stopped or
-// still there when the others have ended is killed, so that no test leaves one behind.
+// Fork `ranks` processes that share memory and run `body`. Returns their exit statuses by rank. A process that is
+// stopped or still there when the others have ended is killed, so that no test leaves one behind.
 inline std::vector<int> fork_ranks(int ranks, const HostMemorySettings& settings, const Body& body) {
   std::vector<std::vector<int>> pipes(ranks, std::vector<int>(2));
   for (auto& pair : pipes) CHECK(pipe(pair.data()) == 0);
@@ -117,7 +117,8 @@ inline std::vector<int> fork_ranks(int ranks, const HostMemorySettings& settings
 
 inline void run_ranks(int ranks, const HostMemorySettings& settings, const Body& body) {
   const auto statuses = fork_ranks(ranks, settings, body);
-  for (int rank = 0; rank < ranks; ++rank) CHECK(statuses[rank] == 0, "rank %d of %d: status %d", rank, ranks, statuses[rank]);
+  for (int rank = 0; rank < ranks; ++rank)
+    CHECK(statuses[rank] == 0, "rank %d of %d: status %d", rank, ranks, statuses[rank]);
 }
 
 inline HostMemorySettings small_chunks() {
@@ -191,11 +192,12 @@ T combine_integers(T a, T b, Op op) {
 }
 
 template <class T, class Load, class Store, class Combine>
-void reference_of(std::vector<uint8_t>& result, const std::vector<std::vector<uint8_t>>& from, size_t count, size_t size,
-                  Op op, const Load& load, const Store& store, const Combine& combine_two) {
+void reference_of(std::vector<uint8_t>& result, const std::vector<std::vector<uint8_t>>& from, size_t count,
+                  size_t size, Op op, const Load& load, const Store& store, const Combine& combine_two) {
   for (size_t i = 0; i < count; ++i) {
     T value = load(from[0].data() + i * size);
-    for (size_t source = 1; source < from.size(); ++source) value = combine_two(value, load(from[source].data() + i * size), op);
+    for (size_t source = 1; source < from.size(); ++source)
+      value = combine_two(value, load(from[source].data() + i * size), op);
     if (op == Op::average) value = static_cast<T>(value / static_cast<T>(from.size()));
     store(result.data() + i * size, value);
   }
@@ -214,7 +216,8 @@ void set(uint8_t* bytes, T value) {
 }
 
 template <class T>
-void integer_reference(std::vector<uint8_t>& result, const std::vector<std::vector<uint8_t>>& from, size_t count, Op op) {
+void integer_reference(std::vector<uint8_t>& result, const std::vector<std::vector<uint8_t>>& from, size_t count,
+                       Op op) {
   reference_of<T>(result, from, count, sizeof(T), op, get<T>, set<T>, combine_integers<T>);
 }
 
@@ -236,7 +239,9 @@ inline std::vector<uint8_t> reference(const std::vector<std::vector<uint8_t>>& f
     case Dtype::i32: integer_reference<int32_t>(result, from, count, op); break;
     case Dtype::i64: integer_reference<int64_t>(result, from, count, op); break;
     case Dtype::boolean: {
-      const Op as = op == Op::sum || op == Op::maximum ? Op::bor : op == Op::product || op == Op::minimum ? Op::band : op;
+      const Op as = op == Op::sum || op == Op::maximum       ? Op::bor
+                    : op == Op::product || op == Op::minimum ? Op::band
+                                                             : op;
       integer_reference<uint8_t>(result, from, count, as);
       break;
     }

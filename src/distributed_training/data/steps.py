@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -19,6 +21,25 @@ _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2**20
 
 
+@dataclass(slots=True)
+class Block:
+    """Neighbouring steps that were fetched in one call."""
+
+    first: int
+    steps: list[np.ndarray]
+    """Ids of each whole step."""
+    own: list[np.ndarray]
+    """Ids of the rows of each step that are in `data`."""
+    data: Any
+    """The rows of all steps together, one after the other."""
+
+    def batches(self, share: Share) -> Iterator[tuple[int, Batch]]:
+        """(step, batch) of each step."""
+        parts = split_sizes(self.data, [len(rows) for rows in self.own]) if len(self.own) > 1 else [self.data]
+        for step, (step_ids, part) in enumerate(zip(self.steps, parts), self.first):
+            yield step, share.batch(step_ids, part)
+
+
 def read_steps(
     dataset: Dataset,
     plan: Plan,
@@ -29,6 +50,14 @@ def read_steps(
     prepare: Callable[[Tensor], Tensor] | None = None,
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (step, this share of the batch) of the steps [first, last); `prepare` is applied to all tensors."""
+    for block in read_blocks(dataset, plan, share, epoch, first, last):
+        if prepare is not None:
+            block.data = map_tensors(prepare, block.data)
+        yield from block.batches(share)
+
+
+def read_blocks(dataset: Dataset, plan: Plan, share: Share, epoch: int, first: int, last: int) -> Iterator[Block]:
+    """Yield the steps [first, last) as they are fetched: many at once where samples lie in memory, else one by one."""
     size, key, step = plan.batch_size, derive_key(plan.seed, epoch), first
     together = steps_fetched_together(dataset, plan) * size
     planned = max(1, _IDS_AT_ONCE // size)
@@ -39,12 +68,8 @@ def read_steps(
             steps = [some[at : at + size] for at in range(0, len(some), size)]
             own = [step_ids[share.rows(len(step_ids))] for step_ids in steps] if share.ranks > 1 else steps
             data = fetch(dataset, np.concatenate(own) if share.ranks > 1 else some, key)
-            if prepare is not None:
-                data = map_tensors(prepare, data)
-            batches = split_sizes(data, [len(rows) for rows in own]) if len(own) > 1 else [data]
-            for step_ids, batch in zip(steps, batches):
-                yield step, share.batch(step_ids, batch)
-                step += 1
+            yield Block(step, steps, own, data)
+            step += len(steps)
 
 
 def steps_fetched_together(dataset: Dataset, plan: Plan) -> int:

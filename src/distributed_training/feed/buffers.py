@@ -45,10 +45,10 @@ class BufferPool:
                 self.free_bytes -= room
         if block is None:
             block = self._make(room)
-        lent = block[:size]  # an array of its own: its end is the sign that nobody looks at the block any more
+        lent = own_array(block.data[:size])  # its end is the sign that nobody looks at the block any more
         key = id(lent)
         self._lent[key] = weakref.ref(lent, self._giver_back(key, block))
-        return lent.data  # a view of an array's view would not keep it, a view of this does
+        return lent.data
 
     def _giver_back(self, key: int, block: np.ndarray) -> Callable[[Any], None]:
         def give_back(_: Any) -> None:
@@ -95,6 +95,17 @@ class BufferPool:
             self.free_bytes = 0
             self._free.clear()
             self._events.clear()
+
+
+def own_array(memory: memoryview) -> np.ndarray:
+    """An array that lives as long as anything that was made of it.
+
+    NumPy lets an array keep only the last array below it alive and forgets those between. It stops at what is no array:
+    so this one stands on a memoryview, and every array, memoryview and tensor made of it keeps this very array.
+    """
+    array = np.frombuffer(memory, np.uint8)
+    assert not isinstance(array.base, np.ndarray)
+    return array
 
 
 def block_size(size: int) -> int:

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 _MOST_VIEWS = 512  # of one sendmsg; the system's own limit is 1024
 _RECORD = 16 << 10  # bytes of a TLS record
+_FEW_VIEWS, _CALL = 128, 1 << 20  # more than a few views of one sendmsg only up to so many bytes: each has its price
 _SEND_AT_ONCE = 4 << 20  # so that what arrives is looked at between
 
 _SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -110,20 +111,30 @@ class Channel:
         total = 0
         while self._out and total < _SEND_AT_ONCE:
             try:
-                sent = self._send_some()
+                sent, wanted = self._send_some()
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 break
             total += sent
             self._forget(sent)
+            if sent < wanted:  # to try again at once would cost much and send nothing
+                break
         return total
 
-    def _send_some(self) -> int:
+    def _send_some(self) -> tuple[int, int]:
+        """(bytes sent, bytes that were to be sent) of one call."""
         if self._tls:
-            return self._socket.send(self._record())
-        views = self._out[:_MOST_VIEWS]
+            record = self._record()
+            return self._socket.send(record), len(record)
+        views = []
+        size = -self._sent
+        for view in self._out:
+            views.append(view)
+            size += len(view)
+            if len(views) >= _FEW_VIEWS and (size >= _CALL or len(views) == _MOST_VIEWS):
+                break
         if self._sent:
             views[0] = views[0][self._sent :]
-        return self._socket.sendmsg(views)
+        return self._socket.sendmsg(views), size
 
     def _record(self) -> memoryview:
         """What goes into the next TLS record: a large view as it is, small ones together.

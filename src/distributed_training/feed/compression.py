@@ -86,7 +86,8 @@ def decompress(batch: Batch) -> None:
 class Compressor:
     """Decides, batch by batch, whether to compress, from what was measured."""
 
-    def __init__(self, codecs: frozenset[int]) -> None:
+    def __init__(self, codecs: frozenset[int], *, always: bool = False) -> None:
+        self._always = always
         known = [CODECS[number] for number in sorted(codecs) if number in CODECS]
         self.codec: Codec | None = known[0] if known else None
         self.bandwidth: float | None = None
@@ -96,12 +97,7 @@ class Compressor:
 
     def apply(self, packed: PackedBatch) -> bool:
         """Compress the buffers of a batch if that helps now."""
-        if self.codec is None or self.bandwidth is None:
-            return False
-        self._batches += 1
-        if self._batches % _TRY_EVERY == 1:
-            self._measure(packed)
-        if not self.helps():
+        if self.codec is None or not (self._always or self._helps(packed)):
             return False
         for index, buffer in enumerate(packed.buffers):
             if len(buffer) >= _WORTH:
@@ -110,9 +106,14 @@ class Compressor:
                     packed.compress(index, self.codec.number, memoryview(data))
         return packed.saved > 0
 
-    def helps(self) -> bool:
+    def _helps(self, packed: PackedBatch) -> bool:
         """Whether the link would be faster with compression, as far as is known."""
-        if self.bandwidth is None or not self._speed:
+        if self.bandwidth is None:
+            return False
+        self._batches += 1
+        if self._batches % _TRY_EVERY == 1:
+            self._measure(packed)
+        if not self._speed:
             return False
         return min(self._speed, self.bandwidth / max(self._ratio, 1e-3)) > _GAIN * self.bandwidth
 

@@ -68,19 +68,19 @@ class Door:
                 self._half_open -= 1
 
     def refuse(self, peer: str, why: str) -> None:
-        """Count a refusal and log it; of a flood only some lines now and then."""
+        """Log a refusal and count it; of a flood only some lines now and then are logged."""
         with self._lock:
-            self.refused += 1
             now = time.monotonic()
             if now - self._since > _SAY_EVERY:
                 self._since, self._said = now, 0
             self._said += 1
-            if self._said > _SAY_AT_ONCE:
-                self._unsaid += 1
-                return
-            more = f" (and {self._unsaid} others before)" if self._unsaid else ""
-            self._unsaid = 0
-        logger.warning("refused a connection from %s: %s%s", peer, why, more)
+            say = self._said <= _SAY_AT_ONCE
+            unsaid, self._unsaid = self._unsaid, 0 if say else self._unsaid + 1
+        if say:
+            more = f" (and {unsaid} others before)" if unsaid else ""
+            logger.warning("refused a connection from %s: %s%s", peer, why, more)
+        with self._lock:
+            self.refused += 1
 
 
 def _allowed(allow: str | Iterable[str] | None) -> set[str] | None:

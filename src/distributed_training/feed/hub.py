@@ -9,14 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
-from distributed_training.data.base import Batch, Share
+from distributed_training.data.base import Share
 from distributed_training.data.plan import PLAN_VERSION, Plan
-from distributed_training.feed.credit import Credit, Window
+from distributed_training.feed.arrivals import Arrival, BadSample, Peer
+from distributed_training.feed.credit import Credit
 from distributed_training.feed.figures import Figures
 from distributed_training.feed.horizon import Horizon
 from distributed_training.feed.planning import PlannedIds, facts_of, plan_from
@@ -35,41 +36,6 @@ _FEW = 64  # steps that training takes at a time
 
 
 @dataclass
-class Arrival:
-    """A batch that came, or the error that stands in its place."""
-
-    epoch: int
-    step: int
-    size: int
-    """Bytes that it holds."""
-    seconds: float = 0.0
-    batch: Batch | None = None
-    error: DistributedTrainingError | None = None
-
-
-class Peer(Protocol):
-    """What the hub needs to know of a connection."""
-
-    name: str
-    window: Window
-    shared: bool
-
-    def wake(self) -> None:
-        """Have its thread look for something to send."""
-
-
-@dataclass
-class BadSample:
-    """A sample that was left out, for the run's records."""
-
-    epoch: int
-    step: int
-    sample: int
-    text: str
-    loader: str
-
-
-@dataclass
 class _Counts:
     since: float
     steps: int = 0
@@ -85,7 +51,7 @@ class _Waiting:
 
     since: float
     alone_since: float | None = None
-    said: float = field(default=0.0)
+    said: float = 0.0
 
 
 class Hub:
@@ -95,6 +61,8 @@ class Hub:
         self.settings, self.plan, self.dataset, self.epochs = settings, plan, dataset, epochs
         self.share = Share()
         self.skipped: list[BadSample] = []
+        self.told_to_stop: Callable[[], bool] = lambda: False
+        """Asked about once a second while training waits: whether a signal asked this process to stop."""
         self._lock = threading.Condition()
         self._peers: dict[str, Peer] = {}
         self._cancels: dict[str, list[Message]] = {}
@@ -349,6 +317,8 @@ class Hub:
         """Whether it still makes sense to wait; says so now and then."""
         if self._stopped is not None:
             raise self._stopped
+        if self.told_to_stop():
+            raise FeedError(f"told to stop while training waited for {what}")
         now = time.monotonic()
         if self._peers:
             waiting.alone_since = None

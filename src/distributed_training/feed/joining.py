@@ -85,7 +85,7 @@ def join_server(link: PairingLink, plan: Plan, dataset: str, settings: LoaderSet
 
 def _join_message(plan: Plan, dataset: str, settings: LoaderSettings) -> Join:
     name = f"{platform.node()}/{os.getpid()}"
-    codecs = tuple(CODECS) if settings.compression == "auto" else ()
+    codecs = tuple(CODECS) if settings.compression != "off" else ()
     host = host_id() if settings.shared_memory else ""
     return Join(name, __version__, dataset, PLAN_VERSION, facts_of(plan), codecs, host, DEFAULT_MAX_PAYLOAD)
 

@@ -19,7 +19,7 @@ from distributed_training.data.base import Dataset
 from distributed_training.data.plan import Plan
 from distributed_training.feed.pairing import PairingLink
 from distributed_training.feed.settings import LoaderSettings
-from distributed_training.feed.worker import Board, Worker
+from distributed_training.feed.worker import Board, Work, Worker
 from distributed_training.runtime.allocator import keep_freed_memory
 from distributed_training.runtime.errors import DataError, DistributedTrainingError, FeedError
 from distributed_training.runtime.signals import end_with_parent
@@ -31,6 +31,7 @@ _LOOK = 0.5
 _ENDING = 5.0  # seconds that workers have to end by themselves when the run is over
 _EARLY, _MOST_EARLY = 5.0, 5  # deaths within so many seconds of the start, so many times in a row, are no accident
 _FINAL = 9  # exit code: another attempt would end the same way
+_SWITCH = 0.0005  # seconds that loading may keep Python from sending
 _TEXT = 4000
 
 
@@ -79,7 +80,7 @@ class Loader:
             raise FeedError(f"{workers} loader workers for {len(links)} ranks; each rank needs at least one")
         if plan.samples != len(dataset):
             raise DataError(f"the plan is for {plan.samples} samples, but the dataset has {len(dataset)}")
-        self.dataset, self.plan, self.settings = dataset, plan, settings or LoaderSettings()
+        self._work = Work(dataset, dataset.fingerprint(), plan, settings or LoaderSettings())
         self._links = [PairingLink.parse(one) if isinstance(one, str) else one for one in links]
         self._workers, self._on_figures = workers, on_figures
         self._processes: list[_Process] = []
@@ -145,7 +146,7 @@ class Loader:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         process = self._context.Process(
             target=_main,
-            args=(self.dataset, self.plan, link, self.settings, board, writing, os.getpid()),
+            args=(self._work, link, board, writing, os.getpid()),
             name=f"dtrain feed worker {number}",
         )
         process.start()
@@ -199,9 +200,7 @@ def _read(end: int) -> str:
         return ""
 
 
-def _main(
-    dataset: Dataset, plan: Plan, link: PairingLink, settings: LoaderSettings, board: Board, errors: int, parent: int
-) -> None:
+def _main(work: Work, link: PairingLink, board: Board, errors: int, parent: int) -> None:
     """The worker process."""
     end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
@@ -212,8 +211,9 @@ def _main(
     board.set("begun", 1.0)
     torch.set_num_threads(1)
     keep_freed_memory()
+    sys.setswitchinterval(_SWITCH)
     try:
-        Worker(dataset, plan, link, settings, board).run()
+        Worker(work, link, board).run()
     except DistributedTrainingError as error:
         os.write(errors, str(error)[:_TEXT].encode())
         sys.exit(_FINAL if isinstance(error, FeedError) else error.exit_code)

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_LEAVING = 2.0
+_LEAVING = 2.0  # seconds that the other side has to say goodbye
+_READY = 8 << 20  # bytes that wait to be sent: enough to keep a link busy, little enough to stay in a cache
 
 
 @dataclass
@@ -54,7 +55,7 @@ class Outbox:
     def __init__(self, joined: Joined, link: PairingLink, memory: int, silence: float) -> None:
         self._thread = threading.Thread(target=self._run, name=f"feed to {link.address}", daemon=True)
         self._channel, self._connection = joined.channel, joined.connection
-        self._address, self._memory, self._silence = link.address, memory, silence
+        self._address, self._memory, self._silence = link.address, min(memory, _READY), silence
         self.sent_batches = self.sent_bytes = 0
         self.position = (0, 0)
         """(epoch, step) that training is at, as last heard."""

@@ -128,7 +128,8 @@ class Sequencer(Generic[Item]):
         """Have this as the item of a step, whoever was to load it."""
         if self.position <= index < self.end:
             self._items.setdefault(index, item)
-            self._settle(index)
+            if index in self._holders:
+                self._settle(index)
 
     def evict(self) -> Item | None:
         """Throw away the item that is needed last, to make room; it will be loaded again."""
@@ -175,12 +176,16 @@ class Sequencer(Generic[Item]):
         index = epoch * self.steps_per_epoch + step
         own = self._workers.get(worker)
         if own is not None:
-            self._measure(own, now)
+            own.counted += 1
+            own.stalled = False
+            if now - own.since >= _MEASURED:
+                self._measure(own, now)
         if not (self.position <= index < self.end) or index in self._items:
             self.duplicates += 1
             return False
         self._items[index] = item
-        self._settle(index, by=own)
+        if index in self._holders:
+            self._settle(index, by=own)
         return True
 
     def released(self, worker: str, lease: int, first: int) -> None:
@@ -244,8 +249,8 @@ class Sequencer(Generic[Item]):
     def _pick_again(self, own: _Worker, most: int) -> list[int]:
         """Neighbouring steps that have to be lent again, the earliest first."""
         picked: list[int] = []
-        aside = []
-        while self._again and len(picked) < most:
+        aside: list[int] = []
+        while self._again and len(picked) < most and len(aside) < _LONGEST:
             index = self._again[0]
             holders = self._holders.get(index, [])
             if index >= self._limit:
@@ -309,11 +314,14 @@ class Sequencer(Generic[Item]):
     def _give_back(self, lease: _Lease, indexes: set[int]) -> None:
         for index in indexes:
             self._drop(lease, index)
+            self._holders[index].remove(lease)
+            if not self._holders[index]:
+                del self._holders[index]
             heapq.heappush(self._again, index)
 
     def _settle(self, index: int, by: _Worker | None = None) -> None:
         """Nobody needs to load this step any more."""
-        for lease in list(self._holders.get(index, [])):
+        for lease in self._holders.pop(index):
             self._drop(lease, index)
             if lease.worker is not by and not lease.open:
                 self._cancelled.append((lease.worker.name, lease.number))
@@ -323,15 +331,8 @@ class Sequencer(Generic[Item]):
         lease.worker.held -= 1
         if not lease.open:
             lease.worker.leases.pop(lease.number, None)
-        holders = self._holders[index]
-        holders.remove(lease)
-        if not holders:
-            del self._holders[index]
 
     def _measure(self, own: _Worker, now: float) -> None:
-        own.counted += 1
-        own.stalled = False
-        if (passed := now - own.since) >= _MEASURED:
-            speed = own.counted / passed
-            own.speed = speed if own.speed is None else 0.7 * own.speed + 0.3 * speed
-            own.since, own.counted = now, 0
+        speed = own.counted / (now - own.since)
+        own.speed = speed if own.speed is None else 0.7 * own.speed + 0.3 * speed
+        own.since, own.counted = now, 0

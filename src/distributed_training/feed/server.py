@@ -14,11 +14,12 @@ from types import TracebackType
 import torch
 
 from distributed_training.data.plan import Plan
+from distributed_training.feed.arrivals import BadSample
 from distributed_training.feed.buffers import BufferPool
 from distributed_training.feed.channel import Channel, close_in_children
 from distributed_training.feed.door import Door
 from distributed_training.feed.figures import Figures
-from distributed_training.feed.hub import BadSample, Hub
+from distributed_training.feed.hub import Hub
 from distributed_training.feed.pairing import PairingLink, is_loopback, new_token, plain_address
 from distributed_training.feed.session import Session
 from distributed_training.feed.settings import FeedSettings

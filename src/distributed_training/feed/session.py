@@ -16,10 +16,11 @@ import numpy as np
 
 from distributed_training._version import __version__
 from distributed_training.data.base import Batch
+from distributed_training.feed.arrivals import Arrival
 from distributed_training.feed.channel import Channel
 from distributed_training.feed.compression import CODECS, decompress
 from distributed_training.feed.credit import Window
-from distributed_training.feed.hub import Arrival, Hub
+from distributed_training.feed.hub import Hub
 from distributed_training.feed.shared import Segments, host_id
 from distributed_training.feed.tensors import as_tensor
 from distributed_training.runtime.errors import DistributedTrainingError, FeedError

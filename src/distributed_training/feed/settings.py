@@ -62,7 +62,7 @@ class LoaderSettings:
     longest_pause: float = 5.0
     silence: float = 60.0
     """Seconds without a sign of life after which the GPU side counts as gone, and the worker dials again."""
-    compression: Literal["auto", "off"] = "auto"
-    """Compress while it makes the link measured faster, or never."""
+    compression: Literal["auto", "always", "off"] = "auto"
+    """Compress while it makes the link measured faster, whenever it makes batches smaller, or never."""
     shared_memory: bool = True
     """Hand over batches in shared memory where the GPU side is on this machine."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import functools
 import hashlib
+import logging
 import mmap
 import os
 import weakref
@@ -22,8 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from distributed_training.feed.buffers import own_array
 from distributed_training.feed.rows import Rows
 from distributed_training.wire import PackedBatch
+
+logger = logging.getLogger(__name__)
 
 # linux/fcntl.h; Python 3.11 has no names for them on every build
 _ADD_SEALS, _GET_SEALS = 1033, 1034
@@ -31,7 +35,9 @@ _SEALS = 1 | 2 | 4  # may not be sealed further, shrink or grow
 _HEAD = 64  # bytes before the payload of a slot; its first word says whether the slot is in use
 _MOST_SLOTS = 256
 _SMALLEST_SLOT = 64 << 10
-_FD_BITS, _TIME_BITS = 20, 20
+_FD_BITS, _INODE_BITS = 16, 25
+_INODES = (1 << _INODE_BITS) - 1
+_NAME = "dtrain-feed"
 _MOST_SEGMENTS = 64
 _PAGE = mmap.PAGESIZE
 
@@ -61,76 +67,95 @@ class _Placed:
         return self._size
 
 
+class _Segment:
+    """Memory of a worker that is divided into slots of one size."""
+
+    def __init__(self, slot: int, slots: int) -> None:
+        self.slot, self.slots = slot, slots
+        self.fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(self.fd, slot * slots)
+            fcntl.fcntl(self.fd, _ADD_SEALS, _SEALS)
+            self.bytes = np.frombuffer(mmap.mmap(self.fd, slot * slots), np.uint8)
+            if self.fd >= 1 << _FD_BITS:
+                raise OSError("too many open files to share memory")
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.used = self.bytes.view(np.uint32)[:: slot // 4]
+        """A word for each slot, not 0 while it is in use."""
+        self.number = (os.getpid() << _FD_BITS | self.fd) << _INODE_BITS | os.fstat(self.fd).st_ino & _INODES
+        """Where the other side finds it: process and file descriptor; the inode proves that it is the same one."""
+
+    def free_slot(self) -> int | None:
+        """The first slot that is not in use: those at the end are never touched if they are not needed."""
+        free = self.used == 0
+        first = int(free.argmax())
+        return first if free[first] else None
+
+
 class Arena:
-    """A worker's segments for one connection. One thread writes; slots come back by themselves."""
+    """A worker's shared memory for one connection. One thread writes; slots come back by themselves."""
 
     def __init__(self, memory: int) -> None:
         self._memory = memory
-        self._fd = -1
-        self._bytes = np.empty(0, np.uint8)
-        self._words = np.empty(0, np.uint32)
-        self._slot = self._slots = 0
-        self._made = 0
+        self._segment: _Segment | None = None
+        self._former: list[_Segment] = []
+        """Segments with smaller slots. They stay until the other side, which may not have seen them yet, is done."""
 
     def write(self, batches: Sequence[PackedBatch]) -> tuple[int, int] | None:
         """Put the payload of a frame into shared memory; its place, or None where there is no room now."""
-        size = sum([batch.size for batch in batches])
-        if size + _HEAD > self._slot and not self._make(size + _HEAD):
+        size = sum([batch.size for batch in batches]) + _HEAD
+        if self._former:
+            self._close([former for former in self._former if not former.used.any()])
+        segment = self._segment
+        if segment is None or size > segment.slot:
+            segment = self._larger(size)
+        slot = segment.free_slot() if segment is not None else None
+        if segment is None or slot is None:
             return None
-        stride = self._slot // 4
-        for slot in range(self._slots):  # the first that is free: those at the end are never touched if not needed
-            if not self._words[slot * stride]:
-                break
-        else:
-            return None
-        self._words[slot * stride] = 1
-        begin = at = slot * self._slot + _HEAD
+        segment.used[slot] = 1
+        begin = at = slot * segment.slot + _HEAD
         for batch in batches:
             for buffer in batch.buffers:
                 if length := len(buffer):
                     if isinstance(buffer, Rows):
-                        buffer.gather(self._bytes[at : at + length])
+                        buffer.gather(segment.bytes[at : at + length])
                     else:
-                        self._bytes[at : at + length] = np.frombuffer(buffer, np.uint8)
+                        segment.bytes[at : at + length] = np.frombuffer(buffer, np.uint8)
                     at += (length + 63) & -64
             batch.buffers = [_Placed(len(buffer)) for buffer in batch.buffers]  # type: ignore[misc]
-        return self._number, begin
+        return segment.number, begin
 
-    @property
-    def _number(self) -> int:
-        """Where the other side finds the segment: process, file descriptor, and which of its segments it is."""
-        return (os.getpid() << _FD_BITS | self._fd) << _TIME_BITS | self._made
-
-    def _make(self, least: int) -> bool:
-        """A segment with slots of at least this size, in place of the one before."""
+    def _larger(self, least: int) -> _Segment | None:
+        """A segment with slots of at least this size, in place of the one before; None where that is not possible."""
         slot = max(_SMALLEST_SLOT, -(-(least + least // 4) // _PAGE) * _PAGE)
-        slots = min(_MOST_SLOTS, self._memory // slot)
-        if slots < 2 or self._made >= 1 << _TIME_BITS:
-            return False
-        self.close()
+        segments = [*self._former, self._segment] if self._segment is not None else self._former
+        held = sum(segment.slot * segment.slots for segment in segments)
+        slots = min(_MOST_SLOTS, (self._memory - held) // 2 // slot)  # and as much for a larger one to come
+        if slots < 2:
+            return None
         try:
-            fd = os.memfd_create("dtrain-feed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError:
-            return False
-        self._fd = fd
-        os.ftruncate(fd, slot * slots)
-        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
-        if fd >= 1 << _FD_BITS:
-            self.close()
-            return False
-        self._bytes = np.frombuffer(mmap.mmap(fd, slot * slots), np.uint8)
-        self._words = self._bytes.view(np.uint32)
-        self._slot, self._slots = slot, slots
-        self._made += 1
-        return True
+            segment = _Segment(slot, slots)
+        except OSError as error:
+            logger.debug("no shared memory: %s", error)
+            return None
+        if self._segment is not None:
+            self._former.append(self._segment)
+        self._segment = segment
+        return segment
+
+    def _close(self, segments: list[_Segment]) -> None:
+        for segment in segments:
+            os.close(segment.fd)
+            self._former.remove(segment)
 
     def close(self) -> None:
         """Let go of the memory; what the other side has mapped stays with it."""
-        self._bytes, self._words = np.empty(0, np.uint8), np.empty(0, np.uint32)
-        self._slot = self._slots = 0
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self._segment is not None:
+            self._former.append(self._segment)
+            self._segment = None
+        self._close(list(self._former))
 
 
 class Segments:
@@ -152,7 +177,7 @@ class Segments:
             self._segments[number] = segment
         if begin < _HEAD or begin + size > len(segment):
             return None
-        lent = segment[begin : begin + size]
+        lent = own_array(segment.data[begin : begin + size])
         key = id(lent)
         self._lent[key] = weakref.ref(lent, _freeing(self._lent, key, segment[begin - _HEAD : begin].view(np.uint32)))
         return lent.data
@@ -163,18 +188,19 @@ class Segments:
 
     def _map(self, number: int) -> np.ndarray | None:
         """Map a segment of another process, if it is what it has to be."""
-        fd_number, process = number >> _TIME_BITS & (1 << _FD_BITS) - 1, number >> _TIME_BITS + _FD_BITS
+        fd_number, process = number >> _INODE_BITS & (1 << _FD_BITS) - 1, number >> _INODE_BITS + _FD_BITS
         path = f"/proc/{process}/fd/{fd_number}"
         with suppress(OSError, ValueError):
-            if os.stat(f"/proc/{process}").st_uid != os.geteuid() or not os.readlink(path).startswith(
-                "/memfd:dtrain-feed"
-            ):
+            if os.stat(f"/proc/{process}").st_uid != os.geteuid():
+                return None
+            if not os.readlink(path).startswith(f"/memfd:{_NAME}"):
                 return None
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
-                if fcntl.fcntl(fd, _GET_SEALS) & _SEALS != _SEALS:
+                known = os.fstat(fd)
+                if fcntl.fcntl(fd, _GET_SEALS) & _SEALS != _SEALS or known.st_ino & _INODES != number & _INODES:
                     return None
-                return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)
+                return np.frombuffer(mmap.mmap(fd, known.st_size), np.uint8)
             finally:
                 os.close(fd)
         return None

@@ -67,5 +67,6 @@ def as_tensor(dtype: DType, shape: tuple[int, ...], memory: memoryview, origin: 
     known = _TYPES[dtype.name]
     if not len(memory):
         return torch.empty(shape, dtype=known)
-    flat = torch.frombuffer(memory, dtype=known)
-    return flat.view(shape) if len(shape) != 1 else flat
+    if dtype.numpy is not None:
+        return torch.from_numpy(np.ndarray(shape, dtype.numpy, memory))  # quicker than the next line
+    return torch.frombuffer(memory, dtype=known).view(shape)

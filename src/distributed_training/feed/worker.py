@@ -6,24 +6,25 @@ import logging
 import random
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from distributed_training.data.base import Batch, Dataset, Share
+from distributed_training.data.base import Dataset, Share
 from distributed_training.data.plan import Plan, derive_key
-from distributed_training.data.steps import read_steps
+from distributed_training.data.steps import Block, read_blocks
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.feed.compression import Compressor
 from distributed_training.feed.joining import LostError, join_server
 from distributed_training.feed.outbox import Frame, Outbox
+from distributed_training.feed.packing import pack
 from distributed_training.feed.pairing import PairingLink
 from distributed_training.feed.rows import row_bytes
 from distributed_training.feed.settings import LoaderSettings
 from distributed_training.feed.shared import Arena
-from distributed_training.feed.tensors import as_raw
 from distributed_training.runtime.errors import FeedError
-from distributed_training.wire import PackedBatch, Reason, pack_batch
+from distributed_training.wire import PackedBatch, Reason
 from distributed_training.wire.messages import Lease, Release, SampleFailed
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,7 @@ _MOST = 64  # batches in one frame
 _DETAILS = 4096  # numbers outside tensors in one frame
 _SOON = 0.002  # seconds after which a frame goes as it is, if there is nothing else to send
 _INLINE = 32 << 10  # smaller frames are not worth a place in shared memory
-_ROW = 4 << 10  # bytes from which on a row is sent from where it lies: the system has some work with each piece
+_ROW = 32 << 10  # bytes from which on a row is sent from where it lies: the system has some work with each piece
 _ROWS_SHARED = 64 << 10  # the same for shared memory: bytes of a batch
 _TEXT = 2000
 
@@ -55,13 +56,23 @@ class Board:
         self._numbers[self.FIELDS.index(name)] = value
 
 
+@dataclass(frozen=True)
+class Work:
+    """What all workers of a loader have in common."""
+
+    dataset: Dataset
+    fingerprint: str
+    plan: Plan
+    settings: LoaderSettings
+
+
 class Worker:
     """Runs in a process of its own. Holds no state that is worth saving: any step can be loaded by any worker."""
 
-    def __init__(self, dataset: Dataset, plan: Plan, link: PairingLink, settings: LoaderSettings, board: Board) -> None:
-        self._dataset, self._plan, self._link, self._settings, self._board = dataset, plan, link, settings, board
-        self._fingerprint = dataset.fingerprint()
-        rows = dataset.rows(np.zeros(1, np.int64)) if len(dataset) else None
+    def __init__(self, work: Work, link: PairingLink, board: Board) -> None:
+        self._dataset, self._plan, self._settings = work.dataset, work.plan, work.settings
+        self._fingerprint, self._link, self._board = work.fingerprint, link, board
+        rows = self._dataset.rows(np.zeros(1, np.int64)) if len(self._dataset) else None
         self._row = row_bytes(rows) if rows is not None else 0
         self._batches = self._bytes = 0
         self._loading = 0.0
@@ -117,48 +128,45 @@ class Worker:
         step, sending.lease = lease.first, lease.lease
         try:
             start = time.perf_counter()
-            for step, batch in self._steps(lease, share, outbox.shared):
+            for block in self._blocks(lease, share, outbox.shared):
                 seconds = time.perf_counter() - start
                 self._loading += seconds
+                step = block.first + len(block.steps)
                 if outbox.needless(lease.lease):
                     return
-                if (lease.epoch, step) >= outbox.position:
-                    sending.add(self._packed(lease, step, batch.ids, batch.data, seconds))
+                if (lease.epoch, step) > outbox.position:  # else training is past it
+                    sending.add(pack(lease, block, seconds))
                 start = time.perf_counter()
-                step += 1
         except (LostError, MemoryError):
             raise
         except Exception as error:
+            logger.debug("step %d of epoch %d cannot be loaded: %s", step, lease.epoch, error)
             sending.flush()
-            self._load_one_by_one(lease, step, sending, error)
+            self._load_one_by_one(lease, step, sending)
         sending.flush()
 
-    def _steps(self, lease: Lease, share: Share, shared: bool) -> Iterator[tuple[int, Batch]]:
-        """(step, batch) of a lease; of a dataset that lies in memory the batches are rows that are not gathered."""
+    def _blocks(self, lease: Lease, share: Share, shared: bool) -> Iterator[Block]:
+        """The steps of a lease; of a dataset that lies in memory as rows that are not gathered, if they are long."""
         long_rows = self._plan.batch_size * self._row >= _ROWS_SHARED if shared else self._row >= _ROW
         if not long_rows:
-            yield from read_steps(self._dataset, self._plan, share, lease.epoch, lease.first, lease.last)
+            yield from read_blocks(self._dataset, self._plan, share, lease.epoch, lease.first, lease.last)
             return
         ids, size = self._plan.span(lease.epoch, lease.first, lease.last), self._plan.batch_size
         for step in range(lease.first, lease.last):
             at = (step - lease.first) * size
             step_ids = ids[at : at + size]
-            yield step, share.batch(step_ids, self._dataset.rows(step_ids[share.rows(len(step_ids))]))
-
-    def _packed(self, lease: Lease, step: int, ids: np.ndarray, data: Any, seconds: float) -> PackedBatch:
-        return pack_batch(
-            lease.epoch, step, ids, data, rank=lease.rank, ranks=lease.ranks, seconds=seconds, adapt=as_raw
-        )
+            own = step_ids[share.rows(len(step_ids))]
+            yield Block(step, [step_ids], [own], self._dataset.rows(own))
 
     # -- samples that cannot be loaded
 
-    def _load_one_by_one(self, lease: Lease, first: int, sending: _Sending, error: Exception) -> None:
+    def _load_one_by_one(self, lease: Lease, first: int, sending: _Sending) -> None:
         """Some step from `first` on cannot be loaded: find out which, and which of its samples are to blame."""
         share, skips = Share(lease.rank, lease.ranks), sending.outbox.facts.get("on_bad_sample") == "skip"
         for step in range(first, lease.last):
             try:
-                (_, batch), *_ = read_steps(self._dataset, self._plan, share, lease.epoch, step, step + 1)
-                packed = self._packed(lease, step, batch.ids, batch.data, 0.0)
+                (block,) = read_blocks(self._dataset, self._plan, share, lease.epoch, step, step + 1)
+                packed = pack(lease, block, 0.0)
             except Exception as reason:
                 ids = self._plan.ids(lease.epoch, step)
                 ids = ids[share.rows(len(ids))]
@@ -169,7 +177,7 @@ class Worker:
                 if rest is None:
                     sending.outbox.send(Release(lease.lease, step, Reason.SAMPLE))
                     return
-                packed = rest
+                packed = [rest]
             sending.add(packed)
 
     def _bad_samples(self, ids: np.ndarray, epoch: int) -> Iterator[tuple[int, str]]:
@@ -187,7 +195,7 @@ class Worker:
             return None
         try:
             data = fetch(self._dataset, rest, derive_key(self._plan.seed, lease.epoch))
-            return self._packed(lease, step, rest, data, 0.0)
+            return pack(lease, Block(step, [rest], [rest], data), 0.0)[0]
         except Exception:
             logger.exception("step %d of epoch %d cannot be made without its bad samples", step, lease.epoch)
             return None
@@ -199,23 +207,25 @@ class _Sending:
     def __init__(self, outbox: Outbox, settings: LoaderSettings) -> None:
         self.outbox, self.lease = outbox, 0
         self._arena = Arena(settings.memory) if outbox.shared else None
-        self._compressor = Compressor(outbox.codecs)
+        self._compressor = Compressor(outbox.codecs, always=settings.compression == "always")
         self._batches: list[PackedBatch] = []
         self._size = self._details = 0
         self._since = 0.0
 
-    def add(self, packed: PackedBatch) -> None:
-        """Have a batch sent soon."""
-        if self._arena is None:
-            self._compressor.bandwidth = self.outbox.bandwidth
-            self._compressor.apply(packed)
+    def add(self, batches: list[PackedBatch]) -> None:
+        """Have batches sent soon."""
+        self._compressor.bandwidth = self.outbox.bandwidth if self._arena is None else None
         if not self._batches:
             self._since = time.perf_counter()
-        self._batches.append(packed)
-        self._size += packed.size
-        self._details += len(packed.dims) + len(packed.values)
-        full = self._size >= _TOGETHER or len(self._batches) >= _MOST or self._details >= _DETAILS
-        if full or (self.outbox.idle and time.perf_counter() - self._since > _SOON):
+        for packed in batches:
+            if self._arena is None:
+                self._compressor.apply(packed)
+            self._batches.append(packed)
+            self._size += packed.size
+            self._details += len(packed.dims) + len(packed.values)
+            if self._size >= _TOGETHER or len(self._batches) >= _MOST or self._details >= _DETAILS:
+                self.flush()
+        if self._batches and self.outbox.idle and time.perf_counter() - self._since > _SOON:
             self.flush()
 
     def flush(self) -> None:

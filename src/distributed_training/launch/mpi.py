@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,7 +36,12 @@ from distributed_training.runtime.watch import HUNG
 _SAVING = 60.0  # seconds that ranks have for their last checkpoint after Ctrl-C or SIGTERM
 _ENDING = 15.0  # seconds that mpirun has to end its ranks
 _ASKING = 60.0  # seconds that mpirun has to say which one it is
-_KILLED = re.compile(r"rank (\d+) with PID (\d+) on node (\S+) exited on\s+signal (\d+)")
+# How Open MPI and MPICH say that a rank was ended by a signal; MPICH does not know its number.
+_KILLED = (
+    re.compile(r"(?P<rank>rank \d+) with PID (?P<pid>\d+) on node (?P<host>\S+) exited on\s+signal (?P<signal>\d+)"),
+    re.compile(r"PID (?P<pid>\d+) RUNNING AT (?P<host>\S+)(?s:.*)EXIT STRING: .*\(signal (?P<signal>\d+)\)"),
+)
+_REMEMBERED = 12  # lines: mpirun says such things over several
 _HOST = re.compile(
     r"(?P<host>[^\s:=#]+)(?::(?P<count>\d+))?(?:\s+slots\s*=\s*(?P<slots>\d+))?"
     r"(?:\s+(?!slots\b)\w+\s*=\s*\S+)*"  # other words, which are mpirun's
@@ -143,7 +149,7 @@ class _Running:
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         self._errors: list[dict[str, Any]] = []  # of ranks, in the order in which they came
-        self._killed: tuple[int, int, str, int] | None = None
+        self._killed: Outcome | None = None
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -187,21 +193,21 @@ class _Running:
         elif told.number is not None:
             return Outcome(128 + told.number)
         elif self._killed is not None:
-            report = of_mpi_signal(*self._killed)
+            return self._killed
         else:
             report = "the ranks stood still: their report is above" if code == HUNG else ""
         return Outcome(code, report or (f"mpirun ended with exit code {code}; what it said is above" if code else ""))
 
     def _read(self, stream: IO[bytes], to: IO[str]) -> None:
-        before = ""
+        seen: deque[str] = deque(maxlen=_REMEMBERED)
         with stream:
             for raw in stream:
                 line = raw.decode(errors="replace")
                 if line.startswith(MARK) and self._note(line.removeprefix(MARK)):
                     continue
-                if found := _KILLED.search(before + line):  # mpirun breaks its sentences into lines
-                    self._killed = (int(found[1]), int(found[2]), found[3], int(found[4]))
-                before = line
+                seen.append(line)
+                if "signal" in line:
+                    self._killed = _killed("".join(seen)) or self._killed
                 to.write(line)
                 to.flush()
 
@@ -211,6 +217,15 @@ class _Running:
         except ValueError:  # something of another rank came in between: shown as it is
             return False
         return True
+
+
+def _killed(text: str) -> Outcome | None:
+    """What mpirun said of a rank that a signal ended, if that is what it said."""
+    for pattern in _KILLED:
+        if found := pattern.search(text):
+            who = found.groupdict().get("rank", "a rank")
+            return of_mpi_signal(f"{who} ({found['host']}, process {found['pid']})", int(found["signal"]))
+    return None
 
 
 class _Told:

@@ -81,10 +81,10 @@ def _describe(who: str, failure: ProcessFailure) -> str:
     return f"{who} ended with exit code {code}; what it said is above"
 
 
-def of_mpi_signal(rank: int, pid: int, host: str, number: int) -> str:
+def of_mpi_signal(who: str, number: int) -> Outcome:
     """A rank that mpirun saw end by a signal."""
     kind = signal.Signals(number)
-    return f"rank {rank} ({host}, process {pid}) was killed by {kind.name}: {_meaning(kind)}"
+    return Outcome(128 + number, f"{who} was killed by {kind.name}: {_meaning(kind)}")
 
 
 def _meaning(number: signal.Signals) -> str:

@@ -43,6 +43,7 @@ DEADLINE = 900.0
 """Seconds that a build, or the wait for another process that builds, may take."""
 _SHOWN = 12  # lines of a compiler's error
 _KEPT = 3  # builds of older sources that stay
+_OBJECTS_KEPT = 30 * 24 * 3600  # seconds
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 _loaded: dict[Path, ModuleType] = {}
 
@@ -157,29 +158,33 @@ class _Build:
         """Compile what has changed, link, and put the result in place."""
         recipe = self._recipe
         (cache_folder() / "objects").mkdir(exist_ok=True)
-        wanted = [source for source in recipe.sources if not recipe.object_of(source).is_file()]
+        objects = {source: recipe.object_of(source) for source in recipe.sources}
+        wanted = [source for source, path in objects.items() if not path.is_file()]
         logger.info("building the MPI backend for %s (%d files; once, a few minutes) ...", recipe.label, len(wanted))
         with ThreadPoolExecutor(self._jobs(len(wanted))) as pool:
-            list(pool.map(self._compile, wanted))
+            list(pool.map(lambda source: self._compile(source, objects[source]), wanted))
         folder = recipe.library.parent
         with tempfile.TemporaryDirectory(prefix=".building-", dir=cache_folder()) as aside:
             ready = Path(aside) / "ready"
             ready.mkdir()
-            objects = [str(recipe.object_of(source)) for source in recipe.sources]
-            self._run([str(recipe.tools.mpicxx), *objects, *recipe.tools.link_flags], ready / recipe.library.name)
+            command = [str(recipe.tools.mpicxx), *map(str, objects.values()), *recipe.tools.link_flags]
+            self._run(command, ready / recipe.library.name)
             (ready / "facts.json").write_text(json.dumps(recipe.facts, indent=2) + "\n", encoding="utf-8")
             if folder.exists():  # another host of the same home, or built by force: out of the way in one rename too
                 os.rename(folder, Path(aside) / "old")
             os.rename(ready, folder)
-        self._prune()
+        self._prune(objects)
 
     def _jobs(self, files: int) -> int:
         """Each takes a core and up to 2 GB. MAX_JOBS is what torch's own builds are limited by."""
         most = os.environ.get("MAX_JOBS", "")
         return max(1, min(files, int(most) if most.isdigit() else len(os.sched_getaffinity(0))))
 
-    def _compile(self, source: Path) -> None:
-        self._run(self._recipe.compilation(source), self._recipe.object_of(source))
+    def _compile(self, source: Path, output: Path) -> None:
+        self._run(self._recipe.compilation(source), output)
+        if self._recipe.object_of(source) != output:
+            output.unlink()
+            raise BuildError(f"{source} was changed while it was compiled: build it again")
 
     def _run(self, command: list[str], output: Path) -> None:
         """Run a compiler; its output appears whole or not at all."""
@@ -214,13 +219,11 @@ class _Build:
             f"{log}:\n    {shown}"
         )
 
-    def _prune(self) -> None:
-        """Objects that no longer count, and builds of sources that are long gone."""
-        mine = {self._recipe.object_of(source).name for source in self._recipe.sources}
-        names = {source.stem for source in self._recipe.sources}
-        limit = time.time() - 30 * 24 * 3600
-        for path in (cache_folder() / "objects").glob("*.o"):
-            if path.name not in mine and (path.stem.rpartition("-")[0] in names and path.stat().st_mtime < limit):
+    def _prune(self, objects: dict[Path, Path]) -> None:
+        """Objects that nobody has used for long, and builds of sources that are gone."""
+        limit = time.time() - _OBJECTS_KEPT
+        for path in (cache_folder() / "objects").iterdir():
+            if path not in objects.values() and path.stat().st_mtime < limit:
                 path.unlink(missing_ok=True)
         builds = sorted(cache_folder().glob(f"{self._recipe.label}-*"), key=lambda path: path.stat().st_mtime)
         for path in builds[: -_KEPT - 1]:

@@ -82,6 +82,6 @@ class ProtocolError(DistributedTrainingError):
 
 
 class FeedError(DistributedTrainingError):
-    """Batches do not come from other machines, or cannot be sent there: nobody there, refused, too slow. Names the peer."""
+    """Batches do not come from other machines, or cannot go there: nobody there, refused, too slow. Names the peer."""
 
     exit_code = 9

@@ -87,7 +87,9 @@ def test_hooks_of_ddp(gloo: dist.ProcessGroup) -> None:
 def test_zero_redundancy_optimizer(gloo: dist.ProcessGroup) -> None:
     def weights(group: dist.ProcessGroup | None) -> list[Tensor]:
         model = DistributedDataParallel(make(), process_group=group)
-        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, process_group=group, lr=0.01)
+        optimizer = ZeroRedundancyOptimizer(
+            model.parameters(), torch.optim.SGD, process_group=group, lr=0.1, momentum=0.9
+        )
         train(model, optimizer)
         optimizer.consolidate_state_dict(0)
         return [p.detach().clone() for p in model.parameters()]

@@ -88,7 +88,7 @@ class PointToPoint : public Transfer {
         requests_.send(group_->transfers(), peer_, tag_, data_, bytes_);
       } else {
         // The first message tells who sends; the rest of a very long tensor comes from there too.
-        first_ = std::min(bytes_, kFirst);
+        first_ = std::min(bytes_, kMessage);
         requests_.receive(group_->transfers(), peer_, tag_, data_, first_);
       }
     });
@@ -131,8 +131,6 @@ class PointToPoint : public Transfer {
   }
 
  private:
-  static constexpr size_t kFirst = size_t{1} << 30;  // as Requests cuts messages
-
   int name(int rank) const { return group_->name_of_rank(rank); }
 
   void finish(const std::exception_ptr& error) {
@@ -166,7 +164,8 @@ class PointToPoint : public Transfer {
 
 }  // namespace
 
-c10::intrusive_ptr<MpiBackend> MpiBackend::create(const c10::intrusive_ptr<c10d::Store>& store, GroupSettings settings) {
+c10::intrusive_ptr<MpiBackend> MpiBackend::create(const c10::intrusive_ptr<c10d::Store>& store,
+                                                  GroupSettings settings) {
   auto& engine = Engine::instance();
   engine.require_running();
   settings.names.resize(settings.size);
@@ -222,7 +221,8 @@ MpiBackend::WorkPtr MpiBackend::submit(Request request, std::function<void(Runni
   // Numbers, and the order of operations, must be the same on all ranks: one submission at a time.
   std::lock_guard<std::mutex> lock(submitting_);
   const uint64_t number = ++sequence_;
-  auto work = c10::make_intrusive<MpiWork>(rank_, request.type, request.what, number, std::move(outputs), kept, timeout);
+  auto work =
+      c10::make_intrusive<MpiWork>(rank_, request.type, request.what, number, std::move(outputs), kept, timeout);
   auto stage = std::make_shared<Stage>(kept);
   const char* what = request.what;
   auto group = group_;
@@ -239,7 +239,7 @@ MpiBackend::WorkPtr MpiBackend::submit(Request request, std::function<void(Runni
     return std::exception_ptr();
   };
 
-  if (request.may_run_here && on_cpu && group_->in_memory() && *outstanding_ == 0) {
+  if (request.may_run_here && on_cpu && (group_->in_memory() || size_ == 1) && *outstanding_ == 0) {
     ++statistics.inline_operations;
     work->complete(run(*stage, body));
     return work;
@@ -271,8 +271,8 @@ MpiBackend::WorkPtr MpiBackend::transfer(c10d::OpType type, const char* what, Te
   if (!any) text += (sends ? " to rank " : " from rank ") + std::to_string(group_->name_of_rank(peer));
   // Not numbered: who sends to whom is not the same on all ranks.
   auto work = c10::make_intrusive<MpiWork>(rank_, type, what, sequence_.load(), tensors, Tensors(), timeout_);
-  Engine::instance().submit(std::make_shared<PointToPoint>(group_, work, tensors[0], any ? MPI_ANY_SOURCE : peer, tag, sends,
-                                                           timeout_, text));
+  Engine::instance().submit(std::make_shared<PointToPoint>(group_, work, tensors[0], any ? MPI_ANY_SOURCE : peer, tag,
+                                                           sends, timeout_, text));
   return work;
 }
 

@@ -1,7 +1,7 @@
-// The way of an all-reduce over hosts. Local rank 0 (the leader) puts its data of a piece in shared memory; the other ranks
-// own the parts of it and add theirs in place, exchanging among themselves through their slots, chunk by chunk; then the
-// leader goes between the hosts with it while the others are at the next piece, and all take the result. Chunks are
-// numbered so that each piece has `steps` of them; the leader's counters move by whole pieces.
+// The way of an all-reduce over hosts. Local rank 0 (the leader) puts its data of a piece in shared memory; the other
+// ranks own the parts of it and add theirs in place, exchanging among themselves through their slots, chunk by chunk;
+// then the leader goes between the hosts with it while the others are at the next piece, and all take the result.
+// Chunks are numbered so that each piece has `steps` of them; the leader's counters move by whole pieces.
 #include "host_state.h"
 
 namespace dtrain {

@@ -6,13 +6,14 @@
 //   library() -> str                               the MPI library and its version, one line (works before init)
 //   cuda_aware() -> bool                           whether this MPI says that it takes pointers to device memory
 //   local_rank() / local_size() -> int             place of this process among those of its host
-//   broadcast_bytes(data: bytes, root=0, timeout_seconds=300.0) -> bytes     over MPI_COMM_WORLD, before any store exists
+//   broadcast_bytes(data: bytes, root=0, timeout_seconds=300.0) -> bytes
+//       over MPI_COMM_WORLD, before any store exists
 //   create_backend(store, rank, size, timeout: timedelta, group_name, global_ranks: list[int] = [],
 //                  options: dict[str, str] = {}) -> MpiBackend
 //       global_ranks: how messages call the ranks of the group (empty: 0, 1, ...)
 //       options: "ranks_per_host" (pretend that so many ranks make a host; 0: as it is), "shared_memory" ("0": never);
 //       without them the environment variables DTRAIN_MPI_RANKS_PER_HOST and DTRAIN_MPI_SHARED_MEMORY decide.
-//   shutdown(timeout_seconds=20.0) -> bool         MPI_Finalize, within a bound; False (and no finalize) after a failure.
+//   shutdown(timeout_seconds=20.0) -> bool         MPI_Finalize, within a bound; after a failure False and no finalize.
 //                                                  Also done at exit of the interpreter, unless an exception ended it.
 //   abort(code)                                    MPI_Abort: ends the job at once
 //   statistics() -> dict                           operations, bytes, busy_seconds (communication thread at work),
@@ -22,7 +23,7 @@
 //
 //   MpiBackend (a torch.distributed Backend; get one by group._get_backend(torch.device("cpu"))):
 //       .allreduce_compressed(tensor, wire="bf16" | "int8", average=False) -> Work     float32; same bits on every rank
-//       .topology() -> dict     hosts, ranks_per_host, shared_memory (bool), why_not (why shared memory is not used, or "")
+//       .topology() -> dict     hosts, ranks_per_host, shared_memory (bool), why_not (no shared memory, why; or "")
 //       .failure() -> str       why the group is broken, or ""
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>

@@ -7,15 +7,22 @@ namespace dtrain {
 
 namespace {
 
-// One MPI call takes an int; rounds of 2^30 bytes stay clear of its end.
-constexpr size_t kMessage = size_t{1} << 30;
-// Up to here everybody sends everything to everybody: one message time instead of two.
-constexpr size_t kFlat = 64 * 1024;
+// Up to here, over all peers, everybody sends everything to everybody: one message time instead of two.
+constexpr size_t kFlat = 512 * 1024;
+// Messages up to here carry their header with them.
 constexpr size_t kFlatMessage = 16 * 1024;
-// Room for a header and a flat message: whichever of the two a peer sends, it fits, and its header tells what was called.
+// Room for a header and a flat message: whichever of the two a peer sends, it fits, and its header tells what was
+// called.
 constexpr size_t kSlot = sizeof(Call) + kFlatMessage;
-// Bytes that one rank owns of a round: enough to fill a network for longer than the reduction of the round before takes.
+// Broadcasts up to here go down a tree.
+constexpr size_t kFlatBroadcast = 64 * 1024;
+// Bytes that one rank owns of a round: enough to fill a network for longer than the reduction of the round before
+// takes.
 constexpr size_t kPart = 1024 * 1024;
+
+/// Libraries send messages up to some 64 KB at once and ask first for longer ones: a little more than that goes in
+/// parts.
+size_t cut_of(size_t bytes) { return bytes <= 192 * 1024 ? 32 * 1024 : kMessage; }
 
 std::string with_commas(uint64_t number) {
   std::string text = std::to_string(number);
@@ -44,10 +51,10 @@ std::string Call::text() const {
   return kind == barrier ? text : text + " of " + with_commas(count) + " bytes";
 }
 
-void Requests::send(MPI_Comm comm, int peer, int tag, const void* data, size_t bytes) {
+void Requests::send(MPI_Comm comm, int peer, int tag, const void* data, size_t bytes, size_t cut) {
   auto at = static_cast<const uint8_t*>(data);
   do {
-    size_t now = std::min(bytes, kMessage);
+    size_t now = std::min(bytes, cut);
     peers_.push_back(peer);
     requests_.push_back(MPI_REQUEST_NULL);
     check_mpi(MPI_Isend(at, static_cast<int>(now), MPI_BYTE, peer, tag, comm, &requests_.back()), "MPI_Isend");
@@ -56,10 +63,10 @@ void Requests::send(MPI_Comm comm, int peer, int tag, const void* data, size_t b
   } while (bytes > 0);
 }
 
-void Requests::receive(MPI_Comm comm, int peer, int tag, void* data, size_t bytes) {
+void Requests::receive(MPI_Comm comm, int peer, int tag, void* data, size_t bytes, size_t cut) {
   auto at = static_cast<uint8_t*>(data);
   do {
-    size_t now = std::min(bytes, kMessage);
+    size_t now = std::min(bytes, cut);
     peers_.push_back(peer);
     requests_.push_back(MPI_REQUEST_NULL);
     check_mpi(MPI_Irecv(at, static_cast<int>(now), MPI_BYTE, peer, tag, comm, &requests_.back()), "MPI_Irecv");
@@ -139,8 +146,8 @@ void Channel::wait(Requests& requests, Clock::time_point deadline) {
   }
 }
 
-void Channel::post_headers(Requests& requests, const Call& call, const std::vector<int>& to, const std::vector<int>& from,
-                           int tag) {
+void Channel::post_headers(Requests& requests, const Call& call, const std::vector<int>& to,
+                           const std::vector<int>& from, int tag) {
   for (int peer : from) {
     std::memset(slots_.data() + kSlot * peer, 0, sizeof(Call));
     requests.receive(comm_, peer, tag, slots_.data() + kSlot * peer, kSlot);
@@ -174,12 +181,12 @@ void Channel::exchange(Call call, const std::vector<Piece>& sends, const std::ve
   for (const auto& piece : receives) {
     if (piece.peer == rank_) continue;
     post_headers(requests, call, {}, {piece.peer}, tag());
-    if (piece.bytes) requests.receive(comm_, piece.peer, tag() + 1, piece.data, piece.bytes);
+    if (piece.bytes) requests.receive(comm_, piece.peer, tag() + 1, piece.data, piece.bytes, cut_of(piece.bytes));
   }
   for (const auto& piece : sends) {
     if (piece.peer == rank_) continue;
     post_headers(requests, described(piece), {piece.peer}, {}, tag());
-    if (piece.bytes) requests.send(comm_, piece.peer, tag() + 1, piece.data, piece.bytes);
+    if (piece.bytes) requests.send(comm_, piece.peer, tag() + 1, piece.data, piece.bytes, cut_of(piece.bytes));
   }
   auto check = [&] {
     for (const auto& piece : receives) {
@@ -207,32 +214,45 @@ void Channel::exchange(Call call, const std::vector<Piece>& sends, const std::ve
 // ---------------------------------------------------------------------------------------------------------------------
 // All-reduce.
 
-void Channel::allreduce_flat(void* data, size_t count, Dtype dtype, Op op, int64_t divisor, Clock::time_point deadline) {
+void Channel::allreduce_flat(void* data, size_t count, Dtype dtype, Op op, int64_t divisor,
+                             Clock::time_point deadline) {
   Call call;
   call.kind = Call::allreduce;
   call.count = count;
   call.dtype = static_cast<uint8_t>(dtype);
   call.op = static_cast<uint8_t>(op);
-  call = numbered(call);
-  const size_t bytes = count * size_of(dtype), message = sizeof(Call) + bytes;
-  uint8_t* mine = scratch(flat_, kSlot);
-  std::memcpy(mine, &call, sizeof(Call));
-  std::memcpy(mine + sizeof(Call), data, bytes);
-  Requests requests;
-  for (int peer : others()) requests.receive(comm_, peer, tag(), slots_.data() + kSlot * peer, kSlot);
-  for (int peer : others()) requests.send(comm_, peer, tag(), mine, message);
-  wait(requests, deadline);
-  check_headers(call, others());
+  const size_t bytes = count * size_of(dtype);
+  const auto peers = others();
   std::vector<const void*> sources(size_);
-  for (int i = 0; i < size_; ++i) sources[i] = (i == rank_ ? mine : slots_.data() + kSlot * i) + sizeof(Call);
+  if (bytes <= kFlatMessage) {
+    call = numbered(call);
+    uint8_t* mine = scratch(flat_, kSlot);
+    std::memcpy(mine, &call, sizeof(Call));
+    std::memcpy(mine + sizeof(Call), data, bytes);
+    Requests requests;
+    for (int peer : peers) requests.receive(comm_, peer, tag(), slots_.data() + kSlot * peer, kSlot);
+    for (int peer : peers) requests.send(comm_, peer, tag(), mine, sizeof(Call) + bytes);
+    wait(requests, deadline);
+    check_headers(call, peers);
+    for (int i = 0; i < size_; ++i) sources[i] = (i == rank_ ? mine : slots_.data() + kSlot * i) + sizeof(Call);
+  } else {
+    uint8_t* space = scratch(received_, bytes * size_);
+    std::vector<Piece> sends, receives;
+    for (int peer : peers) {
+      sends.push_back({peer, data, bytes});
+      receives.push_back({peer, space + bytes * peer, bytes});
+    }
+    exchange(call, sends, receives, deadline);
+    for (int i = 0; i < size_; ++i) sources[i] = i == rank_ ? data : space + bytes * i;
+  }
   reduce_many(data, sources.data(), size_, count, dtype, op, divisor);
 }
 
 /// How the rounds see a message: cut into elements, each rank owner of a part of every round.
 struct Channel::Parts {
   size_t count = 0;
-  size_t round = 0;  // elements of a round, all parts together
-  size_t grain = 1;  // parts begin at multiples of it
+  size_t round = 0;    // elements of a round, all parts together
+  size_t grain = 1;    // parts begin at multiples of it
   size_t largest = 0;  // bytes that a part takes on the wire at most
   // What to send of [begin, end) to its owner; may use `space`.
   std::function<const void*(size_t begin, size_t end, uint8_t* space)> outgoing;
@@ -328,7 +348,7 @@ void Channel::rounds(Parts& parts, const Call& call, Clock::time_point deadline)
 void Channel::allreduce(void* data, size_t count, Dtype dtype, Op op, int64_t divisor, Clock::time_point deadline) {
   const size_t width = size_of(dtype);
   if (divisor == 0) divisor = size_;
-  if (count * width <= kFlatMessage && count * width * size_ <= kFlat) {
+  if (count * width * (size_ - 1) <= kFlat) {
     return allreduce_flat(data, count, dtype, op, divisor, deadline);
   }
   auto base = static_cast<uint8_t*>(data);
@@ -445,7 +465,8 @@ void Channel::broadcast(void* data, size_t bytes, int root, Clock::time_point de
   call.kind = Call::broadcast;
   call.count = bytes;
   call.root = root;
-  if (bytes <= kFlat || size_ == 2) {  // a tree: ranks relative to the root, the lowest set bit tells the parent
+  if (bytes <= kFlatBroadcast ||
+      size_ == 2) {  // a tree: ranks relative to the root, the lowest set bit tells the parent
     const int relative = (rank_ - root + size_) % size_;
     int bit = 1;
     while (bit < size_ && !(relative & bit)) bit <<= 1;
@@ -495,7 +516,8 @@ void Channel::barrier(Clock::time_point deadline) {
   }
 }
 
-void Channel::alltoall(const std::vector<Piece>& sends, const std::vector<Piece>& receives, Clock::time_point deadline) {
+void Channel::alltoall(const std::vector<Piece>& sends, const std::vector<Piece>& receives,
+                       Clock::time_point deadline) {
   Call call;
   call.kind = Call::alltoall;
   exchange(call, sends, receives, deadline);

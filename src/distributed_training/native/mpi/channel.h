@@ -1,12 +1,13 @@
 // Collectives between processes over MPI, made of sends and receives that are polled.
 //
-// Why not MPI_Allreduce and its kind: they cannot be given up when a peer hangs, their order of additions depends on the
-// library, and they know neither bfloat16 nor our wire formats. An all-reduce here is "each rank owns a part": the parts go
-// to their owners, who add them in the order of ranks (half precision in float32, rounded once), and come back. The same bits
-// on every rank, the same traffic as the best of MPI's own, and compression is the same algorithm with other bytes.
+// Why not MPI_Allreduce and its kind: they cannot be given up when a peer hangs, their order of additions depends on
+// the library, and they know neither bfloat16 nor our wire formats. An all-reduce here is "each rank owns a part": the
+// parts go to their owners, who add them in the order of ranks (half precision in float32, rounded once), and come
+// back. The same bits on every rank, the same traffic as the best of MPI's own, and compression is the same algorithm
+// with other bytes.
 //
-// Every collective also sends a header that says what is called. Where two ranks differ both learn what the other called.
-// All methods belong to the communication thread.
+// Every collective also sends a header that says what is called. Where two ranks differ both learn what the other
+// called. All methods belong to the communication thread.
 #pragma once
 
 #include <functional>
@@ -45,11 +46,15 @@ struct Differs : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// One MPI call takes an int; messages of 2^30 bytes stay clear of its end.
+constexpr size_t kMessage = size_t{1} << 30;
+
 /// Sends and receives that are waited for together.
 class Requests {
  public:
-  void send(MPI_Comm comm, int peer, int tag, const void* data, size_t bytes);
-  void receive(MPI_Comm comm, int peer, int tag, void* data, size_t bytes);
+  /// In messages of `cut` bytes; the receiver must cut as the sender does.
+  void send(MPI_Comm comm, int peer, int tag, const void* data, size_t bytes, size_t cut = kMessage);
+  void receive(MPI_Comm comm, int peer, int tag, void* data, size_t bytes, size_t cut = kMessage);
   bool empty() const { return requests_.empty(); }
   /// True when all are done (and forgets them). Throws MpiError.
   bool test();
@@ -97,8 +102,10 @@ class Channel {
 
  private:
   struct Parts;
-  void exchange(Call call, const std::vector<Piece>& sends, const std::vector<Piece>& receives, Clock::time_point deadline);
-  void post_headers(Requests& requests, const Call& call, const std::vector<int>& to, const std::vector<int>& from, int tag);
+  void exchange(Call call, const std::vector<Piece>& sends, const std::vector<Piece>& receives,
+                Clock::time_point deadline);
+  void post_headers(Requests& requests, const Call& call, const std::vector<int>& to, const std::vector<int>& from,
+                    int tag);
   void check_headers(const Call& call, const std::vector<int>& from) const;
   void wait(Requests& requests, Clock::time_point deadline);
   void allreduce_flat(void* data, size_t count, Dtype dtype, Op op, int64_t divisor, Clock::time_point deadline);

@@ -9,8 +9,8 @@
 #pragma GCC optimize("O3")
 #endif
 
-// A product and a sum must be rounded one after the other on every machine. Compilers fuse them where the processor can,
-// unless the product has been through memory.
+// A product and a sum must be rounded one after the other on every machine. Compilers fuse them where the processor
+// can, unless the product has been through memory.
 #if defined(__GNUC__)
 #define DTRAIN_THROUGH_MEMORY(array) asm volatile("" : : "r"(array) : "memory")
 #else
@@ -20,7 +20,8 @@
 namespace dtrain {
 namespace {
 
-// A largest magnitude below this is sent as zeros: its inverse would overflow, and no gradient is this small on purpose.
+// A largest magnitude below this is sent as zeros: its inverse would overflow, and no gradient is this small on
+// purpose.
 constexpr float kTiny = 0x1p-100f;
 constexpr uint32_t kNaN = 0x7fc00000u;
 constexpr uint32_t kInfinity = 0x7f800000u;
@@ -112,7 +113,7 @@ DTRAIN_INLINE void encode_all(Wire wire, const float* from, size_t count, uint8_
   wire == Wire::bf16 ? encode_bf16(from, count, to) : encode_int8(from, count, to);
 }
 
-#if defined(__x86_64__)
+#if defined(DTRAIN_X86)
 __attribute__((target("avx2"))) void encode_avx2(Wire wire, const float* from, size_t count, uint8_t* to) {
   encode_all(wire, from, count, to);
 }
@@ -136,21 +137,21 @@ size_t encoded_size(Wire wire, size_t count) {
 }
 
 void encode(Wire wire, const float* from, size_t count, uint8_t* to) {
-#if defined(__x86_64__)
+#if defined(DTRAIN_X86)
   if (has_avx2()) return encode_avx2(wire, from, count, to);
 #endif
   encode_all(wire, from, count, to);
 }
 
 void decode(Wire wire, const uint8_t* from, size_t count, float* to) {
-#if defined(__x86_64__)
+#if defined(DTRAIN_X86)
   if (has_avx2()) return decode_avx2(wire, from, count, to);
 #endif
   decode_all(wire, from, count, to);
 }
 
 void decode_add(Wire wire, const uint8_t* from, size_t count, float* to) {
-#if defined(__x86_64__)
+#if defined(DTRAIN_X86)
   if (has_avx2()) return decode_add_avx2(wire, from, count, to);
 #endif
   decode_add_all(wire, from, count, to);

@@ -2,9 +2,11 @@
 
 #include <cstring>
 
+#include "half.h"
+
 namespace dtrain {
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(DTRAIN_X86)
 namespace {
 
 using Vector = char __attribute__((vector_size(32), aligned(1), may_alias));

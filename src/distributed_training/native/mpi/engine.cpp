@@ -22,8 +22,8 @@ std::string error_text(int code) {
   return std::string(text, length);
 }
 
-/// Some builds of Open MPI load plug-ins that look for the library's symbols in the global scope, where an extension that
-/// Python has loaded does not put them.
+/// Some builds of Open MPI load plug-ins that look for the library's symbols in the global scope, where an extension
+/// that Python has loaded does not put them.
 void make_symbols_global() {
 #ifdef RTLD_NOLOAD
   Dl_info info;
@@ -34,14 +34,6 @@ void make_symbols_global() {
 }
 
 thread_local bool communication_thread = false;
-
-inline void relax() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 }  // namespace
 
@@ -100,8 +92,9 @@ void Engine::start(std::chrono::milliseconds timeout) {
   std::lock_guard<std::mutex> lock(start_mutex_);
   if (state_ == State::running) return require_running();
   if (state_ != State::idle) {
-    throw std::runtime_error(state_ == State::starting ? "MPI did not start in an earlier attempt; start a new process"
-                                                       : "MPI was shut down in this process and cannot be started again");
+    throw std::runtime_error(state_ == State::starting
+                                 ? "MPI did not start in an earlier attempt; start a new process"
+                                 : "MPI was shut down in this process and cannot be started again");
   }
   state_ = State::starting;
   process_ = static_cast<int>(getpid());

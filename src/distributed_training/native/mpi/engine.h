@@ -1,9 +1,10 @@
 // The communication thread: the one thread of a process that calls MPI.
 //
 // Collectives are tasks that run one after the other, in the order in which they were submitted. Sends and receives are
-// transfers: they are started in their own order as soon as the thread looks (also while a collective waits for its peers)
-// and are polled until they are done, so that a receive never stands in the way of the collective that its sender is in.
-// Nothing here waits in MPI: requests are polled, so that every wait can have a deadline and can be given up.
+// transfers: they are started in their own order as soon as the thread looks (also while a collective waits for its
+// peers) and are polled until they are done, so that a receive never stands in the way of the collective that its
+// sender is in. Nothing here waits in MPI: requests are polled, so that every wait can have a deadline and can be given
+// up.
 #pragma once
 
 #include <mpi.h>
@@ -38,6 +39,15 @@ class MpiError : public std::runtime_error {
 
 /// Throws MpiError unless `code` is MPI_SUCCESS.
 void check_mpi(int code, const char* call);
+
+/// Tells the processor that this is a loop that waits.
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
 
 /// A send or a receive under way. All methods run in the communication thread and never throw.
 class Transfer {

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <map>
 
+#include "host_memory.h"
+
 namespace dtrain {
 
 namespace {
@@ -20,11 +22,15 @@ constexpr std::chrono::milliseconds kGrace{1500};
 
 void check_root(int root, int size) {
   if (root < 0 || root >= size) {
-    throw std::invalid_argument("root " + std::to_string(root) + " is not a rank of a group of " + std::to_string(size));
+    throw std::invalid_argument("root " + std::to_string(root) + " is not a rank of a group of " +
+                                std::to_string(size));
   }
 }
 
 }  // namespace
+
+Group::Group() = default;
+Group::~Group() = default;
 
 std::shared_ptr<Group> Group::create(const GroupSettings& settings, const std::vector<int>& world_ranks) {
   std::shared_ptr<Group> group(new Group());
@@ -139,7 +145,8 @@ void Group::share_memory() {
 
 void Group::watch_for_notices() {
   notice_in_.assign(kNoticeBytes, 0);
-  check_mpi(MPI_Irecv(notice_in_.data(), kNoticeBytes, MPI_CHAR, MPI_ANY_SOURCE, kNoticeTag, comm_, &notice_), "MPI_Irecv");
+  check_mpi(MPI_Irecv(notice_in_.data(), kNoticeBytes, MPI_CHAR, MPI_ANY_SOURCE, kNoticeTag, comm_, &notice_),
+            "MPI_Irecv");
   std::weak_ptr<Group> weak = shared_from_this();
   Engine::instance().at_shutdown([weak] {
     auto group = weak.lock();
@@ -155,7 +162,8 @@ void Group::check() {
     MPI_Status status;
     if (MPI_Test(&notice_, &done, &status) == MPI_SUCCESS && done) {
       notice_in_.back() = 0;
-      std::string reason = "rank " + std::to_string(settings_.names[status.MPI_SOURCE]) + " gave up: " + notice_in_.data();
+      std::string reason =
+          "rank " + std::to_string(settings_.names[status.MPI_SOURCE]) + " gave up: " + notice_in_.data();
       std::lock_guard<std::mutex> lock(mutex_);
       reason_ = reason;
       broken_ = true;

@@ -1,14 +1,15 @@
 // A process group: who is on which host, and which way each collective takes.
 //
 //   one host                  through shared memory (HostMemory)
-//   several hosts             all-reduce, broadcast and barrier first inside the host through shared memory, then one stream
+//   several hosts             all-reduce, broadcast and barrier first inside the host through shared memory, then one
+//   stream
 //                             per host over MPI; the others straight over MPI
 //   one rank a host, or no
 //   shared memory to be had   over MPI
 //
-// A failure breaks the group: every later operation fails at once with the first reason, and the other ranks are told, so
-// that they need not wait for their own deadline. Collectives belong to the communication thread; those of a group on one
-// host (`in_memory()`) touch no MPI and may run in any one thread at a time.
+// A failure breaks the group: every later operation fails at once with the first reason, and the other ranks are told,
+// so that they need not wait for their own deadline. Collectives belong to the communication thread; those of a group
+// on one host (`in_memory()`) touch no MPI and may run in any one thread at a time.
 #pragma once
 
 #include <atomic>
@@ -20,18 +21,20 @@
 #include "channel.h"
 #include "codec.h"
 #include "engine.h"
-#include "host_memory.h"
 #include "reduce.h"
 
 namespace dtrain {
+
+class HostMemory;
+struct Waiting;
 
 struct GroupSettings {
   std::string name;
   int rank = 0;
   int size = 1;
-  std::vector<int> names;                   // how messages call the ranks: their ranks in the job
+  std::vector<int> names;  // how messages call the ranks: their ranks in the job
   std::chrono::milliseconds timeout{0};
-  int ranks_per_host = 0;                   // pretend that so many ranks make a host; 0: as it is
+  int ranks_per_host = 0;  // pretend that so many ranks make a host; 0: as it is
   bool shared_memory = true;
 };
 
@@ -46,6 +49,8 @@ class Group : public std::enable_shared_from_this<Group> {
 
   /// Called by all members, each with the ranks that the members have in MPI_COMM_WORLD.
   static std::shared_ptr<Group> create(const GroupSettings& settings, const std::vector<int>& world_ranks);
+
+  ~Group();
 
   int rank() const { return settings_.rank; }
   int size() const { return settings_.size; }
@@ -69,8 +74,8 @@ class Group : public std::enable_shared_from_this<Group> {
   void gather(const void* input, void* const* outputs, size_t bytes, int root, Timeout timeout);
   void scatter(const void* const* inputs, void* output, size_t bytes, int root, Timeout timeout);
 
-  /// Runs one operation. What it throws comes out as an error that names the operation, its number, the group and this rank,
-  /// and breaks the group unless it was a mistake in the arguments.
+  /// Runs one operation. What it throws comes out as an error that names the operation, its number, the group and this
+  /// rank, and breaks the group unless it was a mistake in the arguments.
   void run(const std::string& what, uint64_t sequence, const std::function<void()>& operation);
   /// Breaks the group and tells the others. Any thread; the first reason counts.
   void fail(const std::string& reason);
@@ -81,7 +86,7 @@ class Group : public std::enable_shared_from_this<Group> {
   void check();
 
  private:
-  Group() = default;
+  Group();
   void connect(const std::vector<int>& world_ranks);
   void find_hosts();
   void share_memory();

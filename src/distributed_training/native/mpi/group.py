@@ -36,6 +36,8 @@ class MPIGroup(Group):
         if _met is None:
             _met = _meet(extension, world, deadline)
         super().__init__(_met, device, deadline, BACKEND)
+        # It has threads enough for it, but exchanges begun there come in another order on every rank.
+        self.callbacks_may_wait = False
 
     def mean_compressed(self, value: Tensor, wire: str) -> torch.futures.Future[Any]:
         backend: Any = dist.distributed_c10d._get_default_group()._get_backend(value.device)

@@ -10,6 +10,12 @@
 #define DTRAIN_INLINE inline
 #endif
 
+// Code for newer instruction sets, chosen when the program runs. DTRAIN_PLAIN leaves it out, for tests of the other
+// code.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(DTRAIN_PLAIN)
+#define DTRAIN_X86 1
+#endif
+
 namespace dtrain {
 
 DTRAIN_INLINE uint32_t bits_of(float value) {
@@ -22,6 +28,12 @@ DTRAIN_INLINE float float_of(uint32_t bits) {
   float value;
   std::memcpy(&value, &bits, sizeof value);
   return value;
+}
+
+// For choices among three, where compilers would rather branch than write vector code.
+DTRAIN_INLINE uint32_t choose_bits(bool first, uint32_t a, uint32_t b) {
+  const uint32_t mask = 0u - static_cast<uint32_t>(first);
+  return (a & mask) | (b & ~mask);
 }
 
 DTRAIN_INLINE float float_of_bf16(uint16_t bits) { return float_of(static_cast<uint32_t>(bits) << 16); }
@@ -41,7 +53,7 @@ DTRAIN_INLINE float float_of_f16(uint16_t half) {
   const uint32_t special = normal + (112u << 23);
   // A subnormal half: let the float unit normalise it.
   const uint32_t subnormal = bits_of(float_of(rest + (113u << 23)) - float_of(113u << 23));
-  const uint32_t size = exponent == 0x0f800000u ? special : (exponent == 0 ? subnormal : normal);
+  const uint32_t size = choose_bits(exponent == 0x0f800000u, special, choose_bits(exponent == 0, subnormal, normal));
   return float_of(size | (static_cast<uint32_t>(half & 0x8000u) << 16));
 }
 
@@ -50,11 +62,11 @@ DTRAIN_INLINE uint16_t f16_of(float value) {
   const uint32_t all = bits_of(value);
   const uint32_t sign = all & 0x80000000u;
   const uint32_t bits = all ^ sign;
-  const uint32_t special = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  const uint32_t special = choose_bits(bits > 0x7f800000u, 0x7e00u, 0x7c00u);
   const uint32_t magic = 126u << 23;
   const uint32_t subnormal = bits_of(float_of(bits) + float_of(magic)) - magic;
   const uint32_t normal = (bits - (112u << 23) + 0xfffu + ((bits >> 13) & 1u)) >> 13;
-  const uint32_t size = bits >= (143u << 23) ? special : (bits < (113u << 23) ? subnormal : normal);
+  const uint32_t size = choose_bits(bits >= (143u << 23), special, choose_bits(bits < (113u << 23), subnormal, normal));
   return static_cast<uint16_t>(size | (sign >> 16));
 }
 

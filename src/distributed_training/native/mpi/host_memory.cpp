@@ -83,11 +83,12 @@ void HostMemory::allgather(const void* input, void* const* outputs, size_t bytes
   state.run([&] { state.exchange(cut.pieces, fill, finish, waiting); });
 }
 
-void HostMemory::broadcast(void* data, size_t bytes, int root, const Waiting& waiting, const BetweenHosts& between_hosts,
-                           bool between) {
+void HostMemory::broadcast(void* data, size_t bytes, int root, const Waiting& waiting,
+                           const BetweenHosts& between_hosts, bool between) {
   State& state = *state_;
   if (root < 0 || root >= ranks()) throw std::invalid_argument("broadcast from local rank " + std::to_string(root));
-  if (rank() == 0 && between && !between_hosts) throw std::invalid_argument("local rank 0 needs a way between the hosts");
+  if (rank() == 0 && between && !between_hosts)
+    throw std::invalid_argument("local rank 0 needs a way between the hosts");
   state.begin(Kind::broadcast, bytes, Dtype::u8, Op::sum, root, 0, between);
   const Cut cut(bytes, 1, state.segment.chunk_bytes());
   const bool hook = between && rank() == 0;

@@ -1,22 +1,22 @@
-// What HostMemory is made of: the state of one rank and the steps that its collectives share. Used by host_memory.cpp and
-// between_hosts.cpp only.
+// What HostMemory is made of: the state of one rank and the steps that its collectives share. Used by host_memory.cpp
+// and between_hosts.cpp only.
 //
-// Chunks are numbered through all collectives: chunk c uses slot c % 3 of every rank, and every rank numbers them alike,
-// because it makes the same calls. `filled` of a rank is above c once its data of chunk c lie in its slot, `done` once it
-// has read (or reduced) chunk c. Every collective has at least one chunk and waits, after filling its first one g, until
-// `filled` of all ranks is above g: the *meeting*. Whoever was seen there has finished all collectives before this one, and
-// has shown its signature.
+// Chunks are numbered through all collectives: chunk c uses slot c % 3 of every rank, and every rank numbers them
+// alike, because it makes the same calls. `filled` of a rank is above c once its data of chunk c lie in its slot,
+// `done` once it has read (or reduced) chunk c. Every collective has at least one chunk and waits, after filling its
+// first one g, until `filled` of all ranks is above g: the *meeting*. Whoever was seen there has finished all
+// collectives before this one, and has shown its signature.
 //
-// Inside a collective the order of a rank is: fill(i), finish(i - 1), and for the all-reduce take(i - 2). Slot c % 3 may be
-// filled for chunk c once all ranks have read chunk c - 3:
-//   - fill(0) comes before the meeting. The collective before ended with waiting for the peers' last chunk, c - 1; a peer
-//     that has shown it had read c - 3 before (order above); and if that collective had fewer than three chunks, its own
-//     meeting proves the rest.
+// Inside a collective the order of a rank is: fill(i), finish(i - 1), and for the all-reduce take(i - 2). Slot c % 3
+// may be filled for chunk c once all ranks have read chunk c - 3:
+//   - fill(0) comes before the meeting. The collective before ended with waiting for the peers' last chunk, c - 1; a
+//     peer that has shown it had read c - 3 before (order above); and if that collective had fewer than three chunks,
+//     its own meeting proves the rest.
 //   - fill(1) and fill(2) come after the meeting: everything before this collective has been read.
 //   - fill(i), i >= 3, waits for `done` of chunk i - 3.
-// The result of a rank's part in an all-reduce lies in its own slot, in the part that it never fills (so the borders of parts
-// must be the same in all chunks of a call). It is overwritten by finish(i) of the chunk three later, after `filled` of that
-// chunk by every peer, which comes after its take() of this one.
+// The result of a rank's part in an all-reduce lies in its own slot, in the part that it never fills (so the borders of
+// parts must be the same in all chunks of a call). It is overwritten by finish(i) of the chunk three later, after
+// `filled` of that chunk by every peer, which comes after its take() of this one.
 #pragma once
 
 #include <algorithm>
@@ -49,8 +49,8 @@ struct Cut {
   size_t pieces;
 };
 
-// Owner `index` of `owners` has this part of `length` elements; parts begin on cache lines. `whole` is what the borders are
-// reckoned from: the length of the other chunks, where this one is the short last one.
+// Owner `index` of `owners` has this part of `length` elements; parts begin on cache lines. `whole` is what the borders
+// are reckoned from: the length of the other chunks, where this one is the short last one.
 struct Part {
   Part(size_t length, int owners, int index, size_t element_bytes, size_t whole) {
     const size_t line = kLine / element_bytes;
@@ -208,7 +208,8 @@ struct HostMemory::State {
     };
     for (size_t i = 0; i < cut.pieces + 2; ++i) {
       if (i < cut.pieces) {
-        for_others(i, [&](int, uint8_t* mine, size_t offset, size_t bytes) { copy(slot(rank(), i) + offset, mine, bytes); });
+        for_others(
+            i, [&](int, uint8_t* mine, size_t offset, size_t bytes) { copy(slot(rank(), i) + offset, mine, bytes); });
         raise_filled(i);
       }
       if (i == 0) meet(waiting);

@@ -60,7 +60,8 @@ Op op_of(const c10d::ReduceOp& op) {
 /// What a "multiply, then sum" multiplies by; nothing for all other reductions.
 std::optional<at::Tensor> factor_of(const c10d::ReduceOp& op, const at::Tensor& like) {
   if (op.op_ != c10d::ReduceOp::PREMUL_SUM) return std::nullopt;
-  auto premul = dynamic_cast<c10d::PreMulSumSupplement*>(op.supplement_.get());
+  // Its name up to torch 2.11; later versions keep it as another name for the same.
+  auto premul = dynamic_cast<c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
   TORCH_CHECK(premul, "a pre-multiplied sum without its factor");
   if (premul->tensor_factor.defined()) return premul->tensor_factor.to(like.options());
   return at::scalar_tensor(premul->double_factor, like.options());
@@ -129,7 +130,8 @@ MpiBackend::WorkPtr MpiBackend::allreduce_coalesced(Tensors& tensors, const c10d
 }
 
 MpiBackend::WorkPtr MpiBackend::allreduce_compressed(const at::Tensor& tensor, Wire wire, bool average) {
-  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, "a compressed all_reduce takes float32, not ", tensor.scalar_type());
+  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kFloat, "a compressed all_reduce takes float32, not ",
+                   tensor.scalar_type());
   return submit({c10d::OpType::ALLREDUCE, "all_reduce", {tensor}, {}, c10d::kUnsetTimeout}, [=](Running& run) {
     if (!tensor.device().is_cpu()) {
       return run.stage.in_pieces(tensor, kDevicePiece, [&](void* data, size_t count) {
@@ -148,13 +150,14 @@ MpiBackend::WorkPtr MpiBackend::broadcast(Tensors& tensors, const c10d::Broadcas
               " is not in a group of ", size_);
   const int root = static_cast<int>(options.rootRank), rank = rank_;
   auto tensor = tensors[0];
-  return submit({c10d::OpType::BROADCAST, "broadcast", tensors, {}, options.timeout, !options.asyncOp}, [=](Running& run) {
-    const auto use = rank == root ? Stage::Use::read : Stage::Use::write;
-    void* data = run.stage.place(tensor, use, !run.group.shared_memory() && mpi_is_cuda_aware());
-    run.stage.fetch();
-    run.group.broadcast(data, tensor.nbytes(), root, run.timeout);
-    run.stage.give_back();
-  });
+  return submit({c10d::OpType::BROADCAST, "broadcast", tensors, {}, options.timeout, !options.asyncOp},
+                [=](Running& run) {
+                  const auto use = rank == root ? Stage::Use::read : Stage::Use::write;
+                  void* data = run.stage.place(tensor, use, !run.group.shared_memory() && mpi_is_cuda_aware());
+                  run.stage.fetch();
+                  run.group.broadcast(data, tensor.nbytes(), root, run.timeout);
+                  run.stage.give_back();
+                });
 }
 
 MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptions& options) {
@@ -170,13 +173,14 @@ MpiBackend::WorkPtr MpiBackend::reduce(Tensors& tensors, const c10d::ReduceOptio
   const bool root = rank_ == options.rootRank;
   at::Tensor target = root ? tensor : tensor.clone(at::MemoryFormat::Contiguous);
   if (factor) target.mul_(*factor);
-  return submit({c10d::OpType::REDUCE, "reduce", {tensor}, {target}, options.timeout, !options.asyncOp}, [=](Running& run) {
-    const auto numbers = numbers_of(target, op);
-    void* data = run.both(target);
-    run.stage.fetch();
-    run.group.allreduce(data, target.numel() * numbers.per_element, numbers.dtype, op, run.timeout);
-    run.stage.give_back();
-  });
+  return submit({c10d::OpType::REDUCE, "reduce", {tensor}, {target}, options.timeout, !options.asyncOp},
+                [=](Running& run) {
+                  const auto numbers = numbers_of(target, op);
+                  void* data = run.both(target);
+                  run.stage.fetch();
+                  run.group.allreduce(data, target.numel() * numbers.per_element, numbers.dtype, op, run.timeout);
+                  run.stage.give_back();
+                });
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -225,19 +229,21 @@ MpiBackend::WorkPtr MpiBackend::allgather(std::vector<Tensors>& outputs, Tensors
   auto input = inputs[0];
   check_list(outputs, size_, input, "all_gather");
   auto list = outputs[0];
-  return submit({c10d::OpType::ALLGATHER, "all_gather", list, inputs, options.timeout, !options.asyncOp}, [=](Running& run) {
-    void* from = run.read(input);
-    std::vector<void*> to;
-    for (const auto& tensor : list) to.push_back(run.write(tensor));
-    run.stage.fetch();
-    run.group.allgather(from, to.data(), input.nbytes(), run.timeout);
-    run.stage.give_back();
-  });
+  return submit({c10d::OpType::ALLGATHER, "all_gather", list, inputs, options.timeout, !options.asyncOp},
+                [=](Running& run) {
+                  void* from = run.read(input);
+                  std::vector<void*> to;
+                  for (const auto& tensor : list) to.push_back(run.write(tensor));
+                  run.stage.fetch();
+                  run.group.allgather(from, to.data(), input.nbytes(), run.timeout);
+                  run.stage.give_back();
+                });
 }
 
 MpiBackend::WorkPtr MpiBackend::allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs,
                                                     const c10d::AllgatherOptions& options) {
-  TORCH_CHECK(outputs.size() == static_cast<size_t>(size_), "all_gather needs a list of outputs for each of ", size_, " ranks");
+  TORCH_CHECK(outputs.size() == static_cast<size_t>(size_), "all_gather needs a list of outputs for each of ", size_,
+              " ranks");
   Tensors all;
   for (const auto& list : outputs) {
     TORCH_CHECK(list.size() == inputs.size(), "all_gather of ", inputs.size(), " tensors into ", list.size());
@@ -262,7 +268,8 @@ MpiBackend::WorkPtr MpiBackend::allgather_coalesced(std::vector<Tensors>& output
                 });
 }
 
-MpiBackend::WorkPtr MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& options) {
+MpiBackend::WorkPtr MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                                       const c10d::GatherOptions& options) {
   check_one(inputs, "gather");
   auto input = inputs[0];
   const int root = static_cast<int>(options.rootRank);
@@ -281,7 +288,8 @@ MpiBackend::WorkPtr MpiBackend::gather(std::vector<Tensors>& outputs, Tensors& i
   });
 }
 
-MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& options) {
+MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                                        const c10d::ScatterOptions& options) {
   check_one(outputs, "scatter");
   auto output = outputs[0];
   const int root = static_cast<int>(options.rootRank);
@@ -303,14 +311,15 @@ MpiBackend::WorkPtr MpiBackend::scatter(Tensors& outputs, std::vector<Tensors>& 
 // ---------------------------------------------------------------------------------------------------------------------
 // Reduce and scatter.
 
-MpiBackend::WorkPtr MpiBackend::reduce_scatter_all(c10d::OpType type, std::vector<std::pair<at::Tensor, at::Tensor>> pairs,
+MpiBackend::WorkPtr MpiBackend::reduce_scatter_all(c10d::OpType type,
+                                                   std::vector<std::pair<at::Tensor, at::Tensor>> pairs,
                                                    const c10d::ReduceScatterOptions& options) {
   const Op op = op_of(options.reduceOp);
   Tensors outputs, inputs;
   for (auto& [output, input] : pairs) {
     TORCH_CHECK(input.numel() == output.numel() * size_ && output.scalar_type() == input.scalar_type(),
-                "reduce_scatter of ", input.sizes(), " ", input.scalar_type(), " over ", size_, " ranks does not fit in ",
-                output.sizes(), " ", output.scalar_type());
+                "reduce_scatter of ", input.sizes(), " ", input.scalar_type(), " over ", size_,
+                " ranks does not fit in ", output.sizes(), " ", output.scalar_type());
     check_supported(input, op);
     if (auto factor = factor_of(options.reduceOp, input)) {
       at::NoGradGuard no_grad;
@@ -345,7 +354,7 @@ MpiBackend::WorkPtr MpiBackend::reduce_scatter_tensor_coalesced(Tensors& outputs
   TORCH_CHECK(outputs.size() == inputs.size(), "reduce_scatter of ", inputs.size(), " tensors into ", outputs.size());
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
   for (size_t i = 0; i < outputs.size(); ++i) pairs.emplace_back(outputs[i], inputs[i]);
-  return reduce_scatter_all(c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, std::move(pairs), options);
+  return reduce_scatter_all(c10d::OpType::_REDUCE_SCATTER_BASE, std::move(pairs), options);
 }
 
 MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
@@ -376,8 +385,9 @@ MpiBackend::WorkPtr MpiBackend::reduce_scatter(Tensors& outputs, std::vector<Ten
 // ---------------------------------------------------------------------------------------------------------------------
 // All to all, barrier.
 
-MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                              std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) {
+MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                              std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
+                                              const c10d::AllToAllOptions& options) {
   TORCH_CHECK(output.scalar_type() == input.scalar_type(), "all_to_all between ", input.scalar_type(), " and ",
               output.scalar_type());
   auto sizes = [this](const at::Tensor& tensor, const std::vector<int64_t>& splits, const char* side) {
@@ -392,7 +402,8 @@ MpiBackend::WorkPtr MpiBackend::alltoall_base(at::Tensor& output, at::Tensor& in
     }
     TORCH_CHECK(splits.size() == static_cast<size_t>(size_) &&
                     std::accumulate(splits.begin(), splits.end(), int64_t{0}) == rows,
-                "all_to_all: the ", side, " sizes ", splits, " do not add up to its ", rows, " rows over ", size_, " ranks");
+                "all_to_all: the ", side, " sizes ", splits, " do not add up to its ", rows, " rows over ", size_,
+                " ranks");
     for (int i = 0; i < size_; ++i) bytes[i] = row * splits[i];
     return bytes;
   };

@@ -42,7 +42,8 @@ uint64_t process_start(int pid) {
 void usable_processors(uint64_t (&words)[kProcessorWords]) {
   std::memset(words, 0, sizeof words);
   // Fails where there are more processors than bits.
-  if (::sched_getaffinity(0, sizeof words, reinterpret_cast<cpu_set_t*>(words)) != 0) std::memset(words, 0, sizeof words);
+  if (::sched_getaffinity(0, sizeof words, reinterpret_cast<cpu_set_t*>(words)) != 0)
+    std::memset(words, 0, sizeof words);
 }
 
 #else

@@ -7,8 +7,12 @@
 
 #include "half.h"
 
-// The loops below are written to be vectorised by the compiler, whatever level the rest is compiled with. Each kernel exists
-// in a plain form and, on x86-64, in one for newer instruction sets that is chosen when the program runs.
+#if defined(DTRAIN_X86)
+#include <immintrin.h>
+#endif
+
+// The loops below are written to be vectorised by the compiler, whatever level the rest is compiled with. Each kernel
+// exists in a plain form and, on x86-64, in one for newer instruction sets that is chosen when the program runs.
 #if defined(__GNUC__) && !defined(__clang__)
 #if !defined(__SANITIZE_ADDRESS__)
 #pragma GCC optimize("O3")
@@ -169,15 +173,53 @@ void plain(void* to, const void* const* from, int sources, size_t count, int64_t
   reduce_all<Number, Operation>(to, from, sources, count, divisor);
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
+#if defined(DTRAIN_X86)
 template <class Number, class Operation>
-__attribute__((target("avx2"))) void avx2(void* to, const void* const* from, int sources, size_t count, int64_t divisor) {
+__attribute__((target("avx2"))) void avx2(void* to, const void* const* from, int sources, size_t count,
+                                          int64_t divisor) {
   reduce_all<Number, Operation>(to, from, sources, count, divisor);
+}
+
+// float16 with the processor's own conversions, which all that have avx2 have: several times faster.
+template <class Operation>
+__attribute__((target("avx2,f16c"))) void f16c(void* to, const void* const* from, int sources, size_t count,
+                                               int64_t divisor) {
+  constexpr size_t kBlock = 1024;
+  alignas(64) float total[kBlock], next[kBlock];
+  for (size_t start = 0; start < count; start += kBlock) {
+    const size_t length = std::min(kBlock, count - start);
+    for (int source = 0; source < sources; ++source) {
+      const uint16_t* halves = static_cast<const uint16_t*>(from[source]) + start;
+      float* values = source == 0 ? total : next;
+      size_t i = 0;
+      for (; i + 8 <= length; i += 8) {
+        const __m128i eight = _mm_loadu_si128(reinterpret_cast<const __m128i*>(halves + i));
+        _mm256_store_ps(values + i, _mm256_cvtph_ps(eight));
+      }
+      for (; i < length; ++i) values[i] = float_of_f16(halves[i]);
+      if (source == 0) continue;
+      for (i = 0; i < length; ++i) total[i] = Operation::apply(total[i], next[i]);
+    }
+    if constexpr (std::is_same_v<Operation, Average>) {
+      for (size_t i = 0; i < length; ++i) total[i] /= static_cast<float>(divisor);
+    }
+    uint16_t* halves = static_cast<uint16_t*>(to) + start;
+    size_t i = 0;
+    for (; i + 8 <= length; i += 8) {
+      const __m128i eight = _mm256_cvtps_ph(_mm256_load_ps(total + i), _MM_FROUND_TO_NEAREST_INT);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(halves + i), eight);
+    }
+    for (; i < length; ++i) halves[i] = f16_of(total[i]);
+  }
+  (void)divisor;
 }
 
 template <class Number, class Operation>
 Kernel choose() {
   static const bool newer = __builtin_cpu_supports("avx2") != 0;
+  if constexpr (std::is_same_v<Number, Float16>) {
+    if (newer) return &f16c<Operation>;
+  }
   return newer ? &avx2<Number, Operation> : &plain<Number, Operation>;
 }
 #else
@@ -241,8 +283,8 @@ Kernel find_kernel(Dtype dtype, Op op) {
 Kernel kernel(Dtype dtype, Op op) {
   const Kernel found = find_kernel(dtype, op);
   if (found == nullptr) {
-    throw std::invalid_argument(std::string("the reduction '") + name_of(op) + "' has no meaning for " + name_of(dtype) +
-                                " tensors; convert them to another dtype or use another reduction");
+    throw std::invalid_argument(std::string("the reduction '") + name_of(op) + "' has no meaning for " +
+                                name_of(dtype) + " tensors; convert them to another dtype or use another reduction");
   }
   return found;
 }

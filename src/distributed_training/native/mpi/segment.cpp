@@ -76,7 +76,8 @@ int make_unnamed() {
 Segment::Segment(const std::string& name, int rank, int ranks, const HostMemorySettings& settings)
     : name_(name), rank_(rank), ranks_(ranks), named_(settings.named), names_(settings.names), visible_(ranks, false) {
   if (ranks < 1 || rank < 0 || rank >= ranks) {
-    throw std::invalid_argument("local rank " + std::to_string(rank) + " of " + std::to_string(ranks) + " does not exist");
+    throw std::invalid_argument("local rank " + std::to_string(rank) + " of " + std::to_string(ranks) +
+                                " does not exist");
   }
   // Every rank's part of a chunk has at least a cache line.
   chunk_bytes_ = round_up(std::max(settings.chunk_bytes, static_cast<size_t>(ranks) * 64), kPage);
@@ -123,8 +124,9 @@ void Segment::make() {
     error = ::posix_fallocate(file_, 0, static_cast<off_t>(bytes_));
   } while (error == EINTR);
   if (error != 0) {
-    throw Unavailable(reason_of(("taking " + std::to_string(bytes_ / 1024) + " KB of shared memory failed").c_str(), error) +
-                      hint + " (is /dev/shm too small? containers take --shm-size)");
+    throw Unavailable(
+        reason_of(("taking " + std::to_string(bytes_ / 1024) + " KB of shared memory failed").c_str(), error) + hint +
+        " (is /dev/shm too small? containers take --shm-size)");
   }
   map(file_);
   header_->ranks = ranks_;

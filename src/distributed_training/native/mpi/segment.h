@@ -20,8 +20,8 @@ constexpr int kSignatures = 4;
 // Counts chunks (or pieces) of all collectives from the start; only its rank raises it.
 using Counter = std::atomic<uint64_t>;
 
-// What a rank shows to its peers. Counters and the hashes of its calls share one cache line, so that a peer that waits learns
-// all it needs with one miss.
+// What a rank shows to its peers. Counters and the hashes of its calls share one cache line, so that a peer that waits
+// learns all it needs with one miss.
 struct alignas(64) RankBlock {
   Counter filled;                  // chunks whose data lie in this rank's slots
   Counter done;                    // chunks this rank has reduced or read
@@ -84,8 +84,8 @@ class Segment {
   // Raise one of this rank's counters; what was written before is seen by whoever sees the counter.
   void raise(Counter RankBlock::*counter, uint64_t value);
 
-  // Wait until `counter` of all `peers` is at least `value`. `meanwhile` is called now and then by a wait that takes long.
-  // `call` is named in errors.
+  // Wait until `counter` of all `peers` is at least `value`. `meanwhile` is called now and then by a wait that takes
+  // long. `call` is named in errors.
   void wait(Counter RankBlock::*counter, uint64_t value, Peers peers, const Signature& call, const Waiting& waiting,
             const std::function<void()>& meanwhile = {}) const;
 

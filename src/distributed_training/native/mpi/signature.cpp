@@ -40,7 +40,8 @@ std::string Signature::text() const {
     case Kind::allreduce: return "all_reduce(" + divided + ")" + elements + where;
     case Kind::reduce_scatter: return "reduce_scatter(" + divided + ")" + elements + where;
     case Kind::allgather: return "all_gather of " + grouped(count) + " bytes";
-    case Kind::broadcast: return "broadcast(local root " + std::to_string(root) + ") of " + grouped(count) + " bytes" + where;
+    case Kind::broadcast:
+      return "broadcast(local root " + std::to_string(root) + ") of " + grouped(count) + " bytes" + where;
     case Kind::barrier: return "barrier";
   }
   return "an unknown operation";

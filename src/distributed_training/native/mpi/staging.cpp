@@ -25,7 +25,8 @@ c10::Stream copy_stream(c10::Device device) {
 }
 
 at::Tensor pinned_like(const at::Tensor& tensor, at::IntArrayRef sizes) {
-  return at::empty(sizes, tensor.options().device(c10::kCPU).pinned_memory(true).memory_format(c10::MemoryFormat::Contiguous));
+  return at::empty(sizes,
+                   tensor.options().device(c10::kCPU).pinned_memory(true).memory_format(c10::MemoryFormat::Contiguous));
 }
 
 }  // namespace
@@ -63,7 +64,8 @@ void Stage::wait_for_stream() {
   Backoff backoff;
   while (!done.query()) {
     if (Engine::is_this_thread()) Engine::instance().progress();
-    if (Clock::now() > deadline_) throw std::runtime_error("the device has not finished the work before this operation in time");
+    if (Clock::now() > deadline_)
+      throw std::runtime_error("the device has not finished the work before this operation in time");
     backoff.pause();
   }
 }
@@ -130,7 +132,8 @@ void Stage::in_pieces(const at::Tensor& tensor, size_t piece_bytes, const std::f
     fetch_piece(i + 1);  // before this piece's way back is queued: the stream works in order
     Backoff backoff;
     while (!arrived[i % kBuffers].query()) {
-      if (Clock::now() > deadline_) throw std::runtime_error("the device has not finished the work before this operation in time");
+      if (Clock::now() > deadline_)
+        throw std::runtime_error("the device has not finished the work before this operation in time");
       backoff.pause();
     }
     auto to = part(i);

@@ -1,8 +1,8 @@
 // Tensors as host memory: what an operation reads and writes, wherever the tensor lives.
 //
 // A contiguous tensor on the CPU is used as it is. One that is not contiguous goes through a copy. One on a device goes
-// through pinned memory, copied on a stream of our own: the point in the caller's stream is recorded when the operation is
-// submitted, and an operation is done only when its results have arrived on the device. No CUDA headers are needed.
+// through pinned memory, copied on a stream of our own: the point in the caller's stream is recorded when the operation
+// is submitted, and an operation is done only when its results have arrived on the device. No CUDA headers are needed.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -36,15 +36,16 @@ class Stage {
 
   /// Where the tensor is (or will be) in host memory. Data are there only after fetch().
   void* host(const at::Tensor& tensor, Use use);
-  /// For MPI that takes device pointers: the tensor's own memory where that will do, else as host(). Safe after fetch().
+  /// For MPI that takes device pointers: the tensor's own memory where that will do, else as host(). Safe after
+  /// fetch().
   void* place(const at::Tensor& tensor, Use use, bool takes_device_memory);
   /// Waits until what host() promised has arrived. Needed also without devices.
   void fetch();
   /// Writes results back and waits until they are there.
   void give_back();
 
-  /// A long tensor on a device, piece by piece: while `work` has one piece in host memory the next is on its way from the
-  /// device and the one before on its way back. Takes the place of host(), fetch() and give_back().
+  /// A long tensor on a device, piece by piece: while `work` has one piece in host memory the next is on its way from
+  /// the device and the one before on its way back. Takes the place of host(), fetch() and give_back().
   void in_pieces(const at::Tensor& tensor, size_t piece_bytes, const std::function<void(void*, size_t count)>& work);
 
  private:

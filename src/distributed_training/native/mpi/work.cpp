@@ -65,8 +65,9 @@ class Callbacks {
 
 MpiWork::MpiWork(int rank, c10d::OpType type, const char* title, uint64_t sequence, std::vector<at::Tensor> outputs,
                  std::vector<at::Tensor> kept, std::chrono::milliseconds timeout)
-    : c10d::Work(rank, type, title,
-                 kept.empty() ? std::optional<std::vector<at::Tensor>>() : std::optional<std::vector<at::Tensor>>(kept)),
+    : c10d::Work(
+          rank, type, title,
+          kept.empty() ? std::optional<std::vector<at::Tensor>>() : std::optional<std::vector<at::Tensor>>(kept)),
       sequence_(sequence),
       outputs_(std::move(outputs)),
       kept_(std::move(kept)),
@@ -99,8 +100,7 @@ void MpiWork::complete(const std::exception_ptr& error) {
     if (future) value = outputs_;
   }
   if (!future) return;
-  Callbacks::instance().post(
-      [future, value, stream = stream_, error] { fulfil(future, value, stream, error); });
+  Callbacks::instance().post([future, value, stream = stream_, error] { fulfil(future, value, stream, error); });
 }
 
 void MpiWork::fulfil(const c10::intrusive_ptr<c10::ivalue::Future>& future, const std::vector<at::Tensor>& value,

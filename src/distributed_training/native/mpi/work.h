@@ -1,11 +1,10 @@
 // The handle of an operation: what torch.distributed gives to its caller.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
 #include <functional>
 #include <memory>
 #include <optional>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 namespace dtrain {
@@ -24,8 +23,8 @@ class MpiWork : public c10d::Work {
   uint64_t getSequencenumber() const override { return sequence_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
-  /// Ends it, with or without an error. Never blocks: callbacks of the future run in threads of their own, because they may
-  /// wait for other operations, which the communication thread has to do.
+  /// Ends it, with or without an error. Never blocks: callbacks of the future run in threads of their own, because they
+  /// may wait for other operations, which the communication thread has to do.
   void complete(const std::exception_ptr& error = nullptr);
   void set_source(int rank) { source_ = rank; }
   /// The stream on which results were copied to the device; the future's events are recorded there.

@@ -1,0 +1,20 @@
+"""Figures say in words what held training up."""
+
+from __future__ import annotations
+
+from distributed_training.feed import Figures
+
+
+def test_the_bottleneck_is_named() -> None:
+    assert Figures().bottleneck() == "nothing was trained yet"
+    assert Figures(seconds=100, steps=10, waited=1).bottleneck().startswith("the GPU")
+    assert Figures(seconds=100, steps=10, waited=60, loading=190, loaders=2).bottleneck().startswith("loading")
+    assert Figures(seconds=100, steps=10, waited=60, loading=20, loaders=2).bottleneck().startswith("the network")
+
+
+def test_figures_of_a_part_of_the_time() -> None:
+    before = Figures(seconds=10, steps=5, samples=50, bytes=1_000_000, waited=1, loaders=2, queue=7)
+    part = Figures(seconds=20, steps=25, samples=250, bytes=5_000_000, waited=6, loaders=3, queue=1).since(before)
+    assert (part.steps, part.loaders, part.queue) == (20, 3, 1)
+    assert (part.samples_per_second, part.megabytes_per_second, part.wait_share) == (20.0, 0.4, 0.5)
+    assert part.as_metrics()["feed_wait_share"] == 0.5
