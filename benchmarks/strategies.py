@@ -306,6 +306,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--launches", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=7, help="turns of each side a launch")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--keep-freed-memory", action="store_true", help="in the loop by hand too")
     arguments = parser.parse_args()
     if arguments.keep_freed_memory:
@@ -320,12 +321,16 @@ def main() -> None:
         "machine": {**facts, **{key: getattr(arguments, key) for key in ("ranks", "launches", "rounds")}}
     }
     for name in arguments.strategies:
-        for model_name in MODELS:
+        for model_name in arguments.models:
             figures = compare(name, model_name, arguments.ranks, arguments.launches, arguments.rounds)
             report.setdefault(name, {})[model_name] = figures
             print(name, model_name, json.dumps(figures), flush=True)
+            write(report, "strategies_same_memory" if arguments.keep_freed_memory else "strategies")
+
+
+def write(report: dict[str, Any], name: str) -> None:
+    """Keep what is measured so far."""
     RESULTS.mkdir(exist_ok=True)
-    name = "strategies_same_memory" if arguments.keep_freed_memory else "strategies"
     (RESULTS / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
     (RESULTS / f"{name}.md").write_text(markdown(report))
 

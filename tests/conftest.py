@@ -18,9 +18,14 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from tests.launching import put_coverage_aside
 
 ROOT = Path(__file__).parent.parent
 GRACE = 5.0  # seconds that something just closed may take to be gone
+
+
+def pytest_sessionstart() -> None:
+    put_coverage_aside()
 
 
 @pytest.fixture(scope="session", autouse=True)

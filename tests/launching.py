@@ -31,9 +31,18 @@ def environment(measured: bool = False, **variables: str) -> dict[str, str]:
     `measured`: count the lines they run for the coverage. It costs a third more time, so only those do it that are
     there to run all of a strategy.
     """
-    drop = ("PYTEST_",) if measured else ("PYTEST_", "COVERAGE_")
-    own = {k: v for k, v in os.environ.items() if not k.startswith(drop)}
-    return {**own, "OMP_NUM_THREADS": "1", **variables}
+    own = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+    return {**own, "OMP_NUM_THREADS": "1", **(_coverage if measured else {}), **variables}
+
+
+_coverage: dict[str, str] = {}
+
+
+def put_coverage_aside() -> None:
+    """Take the order to measure itself out of the environment, which every process that a test starts inherits."""
+    name = "COVERAGE_PROCESS_CONFIG"
+    if name in os.environ:
+        _coverage[name] = os.environ.pop(name)
 
 
 @contextmanager

@@ -245,6 +245,11 @@ void Engine::call(std::function<void()> task, std::chrono::milliseconds timeout,
 }
 
 void Engine::progress() {
+  // A transfer that waits for the device calls this too: it must not be started, ended or freed inside itself.
+  if (progressing_) return;
+  progressing_ = true;
+  auto reset = [this](void*) { progressing_ = false; };
+  std::unique_ptr<void, decltype(reset)> guard(this, reset);
   if (transfers_waiting_.load(std::memory_order_relaxed)) {
     std::deque<std::shared_ptr<Transfer>> started;
     {

@@ -133,6 +133,7 @@ class Engine {
   std::deque<std::shared_ptr<Transfer>> waiting_transfers_;
   std::atomic<bool> transfers_waiting_{false};
   std::vector<std::shared_ptr<Transfer>> transfers_;
+  bool progressing_ = false;  // communication thread only
   std::vector<std::function<void()>> at_shutdown_;
   std::promise<void> stopped_;
   bool stop_ = false;
