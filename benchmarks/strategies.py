@@ -318,7 +318,10 @@ def main() -> None:
     facts = machine_facts(torch.device("cpu"))
     facts.pop("host")
     report: dict[str, Any] = {
-        "machine": {**facts, **{key: getattr(arguments, key) for key in ("ranks", "launches", "rounds")}}
+        "machine": {
+            **facts,
+            **{key: getattr(arguments, key) for key in ("ranks", "launches", "rounds", "keep_freed_memory")},
+        }
     }
     for name in arguments.strategies:
         for model_name in arguments.models:
@@ -343,7 +346,7 @@ def markdown(report: dict[str, Any]) -> str:
         "",
         (
             f"`python benchmarks/strategies.py --ranks {machine['ranks']} --launches {machine['launches']} "
-            f"--rounds {machine['rounds']}`: "
+            f"--rounds {machine['rounds']}{' --keep-freed-memory' if machine['keep_freed_memory'] else ''}`: "
             f"{machine['cpu_cores']} cores, torch {machine['torch']}, one thread a rank."
         ),
         (
