@@ -6,7 +6,6 @@ python benchmarks/mpi_ranks.py --turns SIDE FOLDER   one of two jobs that take t
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import os
@@ -292,7 +291,7 @@ def overlap(rounds: int) -> Figures:
 
 def take_turns(side: str, folder: Path) -> None:
     """One rank of a job that shares the machine with another: takes its turn whenever the file of it appears."""
-    from strategies import by_hand_horovod, mlp, timed
+    from strategies import by_hand_horovod, mlp, take_turns, timed
 
     if side == "Horovod":
         import torch
@@ -308,16 +307,7 @@ def take_turns(side: str, folder: Path) -> None:
         ranks = Ranks(gloo=False)
         step, barrier, rank = loop_ddp(mlp(), ranks.ours), dist.barrier, ranks.rank
     batches = batches_of("25M MLP", rank)
-    for number in itertools.count():
-        turn = folder / f"{side}-{number}"
-        while not turn.exists():
-            if (folder / "end").exists():
-                os._exit(0)  # nothing is measured in taking the library down
-            time.sleep(0.02)
-        seconds = timed(step, batches, barrier)
-        if rank == 0:
-            (folder / "part").write_text(str(seconds))
-            (folder / "part").rename(turn.with_suffix(".time"))
+    take_turns(side, rank, folder, lambda: timed(step, batches, barrier))
 
 
 WORKERS = {f.__name__: f for f in (allreduce, overlap, ddp, zero, hosts, int8)}

@@ -227,13 +227,18 @@ def worker(side: str, name: str, model_name: str, folder: Path) -> None:
         (torch.randn(size, *shape, generator=generator), torch.randint(0, classes, (size,), generator=generator))
         for _ in range(STEPS)
     ]
+    take_turns(side, rank, folder, lambda: timed(step, batches, barrier))
+
+
+def take_turns(side: str, rank: int, folder: Path, measure: Callable[[], float]) -> None:
+    """Measure whenever the file of this side's next turn appears; rank 0 writes the seconds. Ends the process."""
     for number in itertools.count():
         turn = folder / f"{side}-{number}"
         while not turn.exists():
             if (folder / "end").exists():
                 os._exit(0)  # nothing is measured in taking the library down
             time.sleep(0.02)
-        seconds = timed(step, batches, barrier)
+        seconds = measure()
         if rank == 0:
             (folder / "part").write_text(str(seconds))
             (folder / "part").rename(turn.with_suffix(".time"))

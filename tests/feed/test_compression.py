@@ -5,13 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.launching import need
 
 from distributed_training.data import ArrayDataset
 from distributed_training.feed.compression import CODECS, Compressor
 from distributed_training.feed.tensors import as_raw
 from distributed_training.wire import PackedBatch, pack_batch
 
-pytestmark = pytest.mark.skipif(not CODECS, reason="needs lz4 or zstandard")
+
+@pytest.fixture(autouse=True)
+def _codecs() -> None:
+    need("lz4 or zstandard: pip install -e '.[feed]'", bool(CODECS))
 
 
 def packed(data: object) -> PackedBatch:

@@ -17,7 +17,6 @@ from distributed_training.data import Loader as LocalLoader
 from distributed_training.data.base import Share
 from distributed_training.data.nested import tensors_in
 from distributed_training.feed import FeedServer, FeedSettings, FeedSource
-from distributed_training.feed.compression import CODECS
 from distributed_training.runtime.errors import DataError
 
 QUICK = FeedSettings(deadline=30.0, absence=30.0, lease=5.0, shortest_lease=0.3, silence=6.0, authentication=2.0)
@@ -136,7 +135,6 @@ def test_one_loader_feeds_the_ranks_of_a_job(start_loader: StartLoader) -> None:
             assert _described(source.batches(0)) == _described(here.batches(0))
 
 
-@pytest.mark.skipif(not CODECS, reason="needs lz4 or zstandard")
 def test_compressed_batches_are_the_same_batches(start_loader: StartLoader) -> None:
     with server_for("plain") as server:
         start_loader(server.link(), "plain", shared_memory=False, compression="always")

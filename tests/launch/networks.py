@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-import pytest
+from tests.launching import need
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,6 @@ class Machine:
     @property
     def inside(self) -> list[str]:
         return ["ip", "netns", "exec", self.name]
-
-
-def need(what: str, there: bool) -> None:
-    """A test that cannot run here is skipped, except where all must run."""
-    if not there:
-        if os.environ.get("CI") == "true":
-            pytest.fail(f"this test needs {what}, and CI=true allows no skips")
-        pytest.skip(f"needs {what}")
 
 
 @contextmanager

@@ -6,7 +6,6 @@ Once as it is used, once with the address and undefined-behaviour sanitizers.
 from __future__ import annotations
 
 import functools
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from tests.launching import need
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent.parent / "src/distributed_training/native/mpi"
@@ -57,10 +57,8 @@ Program = Callable[[str], Path]
 
 def _compiler() -> str:
     found = shutil.which("g++")
-    if found is None:
-        if os.environ.get("CI"):
-            pytest.fail("g++ is needed to test the native code")
-        pytest.skip("needs g++")
+    need("g++", found is not None)
+    assert found is not None
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,9 @@ from distributed_training.runtime.errors import (
     ModelError,
     TrainingDivergedError,
 )
-from distributed_training.training.stepwise import DistributedTrainer
 
 CE = nn.CrossEntropyLoss()
 SIZES = (13, 13, 7, 1, 13)
-
-
-@pytest.fixture
-def trainer_for() -> Iterator[Callable[..., DistributedTrainer]]:
-    """Make trainers on the CPU; all are closed at the end."""
-    made = []
-
-    def make(net: nn.Module, **settings: Any) -> DistributedTrainer:
-        made.append(create_distributed_trainer(net, num_gpus=0, **settings))
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
-        trainer.close()  # twice is once
 
 
 @pytest.mark.parametrize("anew", [True, False])

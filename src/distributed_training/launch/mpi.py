@@ -30,7 +30,7 @@ from distributed_training.launch.report import Outcome, of_mpi_signal, with_trac
 from distributed_training.launch.ssh import Place, forwarded
 from distributed_training.native.toolchain import INSTALL_MPI, find_mpirun
 from distributed_training.runtime.errors import MissingDependencyError
-from distributed_training.runtime.signals import end_with_parent
+from distributed_training.runtime.signals import ENDING, end_with_parent, handled_by
 from distributed_training.runtime.watch import HUNG
 
 _SAVING = 60.0  # seconds that ranks have for their last checkpoint after Ctrl-C or SIGTERM
@@ -235,7 +235,7 @@ class _Told:
 
 @contextmanager
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[_Told]:
-    """Ctrl-C, SIGTERM and a hang-up reach the ranks as SIGTERM, once."""
+    """Ctrl-C, SIGTERM and a hang-up reach the ranks, once."""
     told = _Told()
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -243,9 +243,5 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[_Told]:
             told.number, told.at = signal.Signals(number), time.monotonic()
             process.send_signal(STOP)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with handled_by(note, ENDING):
         yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -23,6 +23,7 @@ from types import FrameType
 from typing import IO, Any
 
 from distributed_training.config.errors import ConfigError
+from distributed_training.runtime.signals import ENDING, handled_by
 from distributed_training.runtime.watch import FAILED_ELSEWHERE
 
 MARK = "\x1edtrain "
@@ -264,9 +265,5 @@ def _signals_for(hosts: list[_Host]) -> Iterator[_Told]:
         told.by_user = told.by_user or passed_on
         told.tell(passed_on)
 
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with handled_by(note, ENDING):
         yield told
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

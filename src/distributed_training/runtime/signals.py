@@ -8,13 +8,27 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
+ENDING = (*_STOPPING, signal.SIGHUP)
+"""What asks a launcher to end its job."""
 _ECHO = 2.0  # seconds
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
+
+
+@contextmanager
+def handled_by(note: Callable[[int, FrameType | None], None], numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """While entered, `note` gets these signals; then they do what they did before."""
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopSignals:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,11 @@ import torch.nn.functional as F
 from tests.training.by_hand import CLASSES, adam, assert_same, batches, close, network, plain_loop
 from torch import Tensor, nn
 
-from distributed_training import create_distributed_trainer
 from distributed_training.runtime.errors import ConfigError, ModelError, RanksError
-from distributed_training.training.stepwise import DistributedTrainer
 
 CE = nn.CrossEntropyLoss()
 SIZES = (13, 13, 7, 1, 2, 13)  # nothing that 2 or 3 divides; fewer samples than ranks
 FOLDER = Path(os.environ["FOLDER"])
-
-
-@pytest.fixture
-def trainer_for() -> Iterator[Callable[..., DistributedTrainer]]:
-    made = []
-
-    def make(net: nn.Module, **settings: Any) -> DistributedTrainer:
-        made.append(create_distributed_trainer(net, num_gpus=0, **settings))
-        return made[-1]
-
-    yield make
-    for trainer in made:
-        trainer.close()
 
 
 @pytest.mark.parametrize("strategy", ["auto", "zero1"])
