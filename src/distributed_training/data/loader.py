@@ -22,12 +22,17 @@ from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.steps import read_steps
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.runtime.errors import DataError
+from distributed_training.runtime.forking import garbage_stays_here
 from distributed_training.runtime.signals import end_with_parent
 
 logger = logging.getLogger(__name__)
 
 _STARTS, _BEGINS_WITHIN = 4, 10.0  # attempts, and seconds
 _AHEAD = 30.0  # seconds: ending workers that hang takes time
+
+
+class LoaderProcessError(DataError):
+    """A loader process died, or took too long: no sample is known to be at fault."""
 
 
 class Loader(BatchSource):
@@ -134,7 +139,8 @@ class Loader(BatchSource):
                 timeout=self._patience,
                 generator=torch.Generator(),  # or it would draw from the training's own
             )
-            batches: Any = iter(workers)
+            with garbage_stays_here():
+                batches: Any = iter(workers)
             end = time.monotonic() + _BEGINS_WITHIN * (attempt + 1)
             if all(begun.acquire(timeout=max(0.0, end - time.monotonic())) for _ in range(self._num_workers)):
                 self._workers = workers
@@ -207,11 +213,11 @@ def _begin(begun: Any, dies: bool, _: int) -> None:
 def _worker_error(error: RuntimeError, deadline: float) -> Exception:
     text = str(error)
     if "timed out" in text:
-        return DataError(
+        return LoaderProcessError(
             f"no batch from the loader processes within {deadline:g} s; if samples take so long, raise run.deadline"
         )
     if "DataLoader worker" in text:
-        return DataError(
+        return LoaderProcessError(
             f"a loader process died ({text.splitlines()[0]}); if the machine ran out of memory, lower data.num_workers"
         )
     return error

@@ -23,6 +23,7 @@ from distributed_training.launch.report import of_error_files
 from distributed_training.runtime import failure
 from distributed_training.runtime.errors import RanksError
 from distributed_training.runtime.failure import SHOWN_BY_LAUNCHER
+from distributed_training.runtime.forking import garbage_stays_here
 
 _SAVING = 60.0  # seconds that ranks have for their last checkpoint after Ctrl-C
 _FOLLOW = 10.0  # seconds that the others have to end after one has failed
@@ -97,7 +98,8 @@ def _start(method: str, fn: Any, args: tuple[Any, ...], worlds: list[dict[str, s
     for number, world in enumerate(worlds):
         receiving, sending = context.Pipe(duplex=False)
         process = context.Process(target=_rank, args=(fn, args, world, sending), name=f"rank {number}")
-        process.start()
+        with garbage_stays_here():
+            process.start()
         sending.close()  # so that the end of the process is the end of the pipe
         ranks.append(_Rank(number, process, receiving))
     return ranks

@@ -82,6 +82,11 @@ class Group:
         """Begin to make a tensor the mean over all ranks, in place, made smaller on its way: one of `wires`."""
         raise NotImplementedError(f"{self.backend} has no {wire}")
 
+    def further(self) -> Any:
+        """One more group of the same ranks, for exchanges whose place among the others is not the same on each."""
+        with self.watch.waiting("connecting once more with all ranks"):
+            return dist.new_group(timeout=self._deadline * 2)
+
     def gather(self, value: Tensor) -> Tensor:
         """Rows of all ranks in rank order; their numbers may differ."""
         with self.watch.waiting("gathering values of all ranks"):
@@ -143,7 +148,18 @@ def choose_backend(name: str, device: torch.device) -> str:
     return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
 
 
-def meet(world: World, deadline: float, number: int) -> tuple[Any, str]:
+def exchange(world: World, deadline: float, topic: str, text: str) -> list[str]:
+    """A text of every rank, in rank order, on all of them: for what must be known before there is a group."""
+    if world.size == 1:
+        return [text]
+    store, keys = meet(world, deadline, topic)
+    said = dist.PrefixStore(f"{keys}/said", store)
+    said.set(str(world.rank), text)
+    said.wait([str(rank) for rank in range(world.size)], timedelta(seconds=deadline))
+    return [bytes(said.get(str(rank))).decode() for rank in range(world.size)]
+
+
+def meet(world: World, deadline: float, number: int | str) -> tuple[Any, str]:
     """The store at the meeting point, when all ranks have come, and the prefix of this meeting's keys there.
 
     An error names the ranks that have not come.

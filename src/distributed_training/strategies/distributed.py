@@ -54,9 +54,13 @@ class Distributed(SingleDevice):
         self.watch.begin(f"the gradients of step {self._steps}")
         try:
             super().backward(loss)
+            self.exchange()
         except BaseException:  # no wait any longer, whatever the user makes of it
             self.watch.end()
             raise
+
+    def exchange(self) -> None:
+        """Wait for gradients that travel otherwise than inside backward."""
 
     def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:
         forward = super().setup(model, optimizer, settings)

@@ -41,6 +41,11 @@ class Gradients:
         """A sum over all gradients, from the sum over those of this rank."""
         return value
 
+    def checksum(self, gradients: list[Tensor]) -> float:
+        """A sum that is finite if all of them are."""
+        own = sum([g.sum().item() for g in gradients])
+        return float(self.total(torch.tensor(own, dtype=torch.float64))) if self.divided else own
+
 
 class Update:
     """One optimizer's update. On a GPU nothing here waits for the device, unless the optimizer leaves no other way."""
@@ -88,17 +93,13 @@ class Update:
             return StepResult(norm, False)
         watched = norm if self._guard == "gradients" else loss
         if self._on_cpu:  # reading a value costs nothing here, and sums are cheaper than a norm
-            finite = math.isfinite(watched if watched is not None else self._sum(gradients))
+            finite = math.isfinite(watched if watched is not None else self._gradients.checksum(gradients))
             if finite:
                 self._step(gradients)
             return StepResult(norm, not finite)
         skipped = self._flag(watched, gradients)
         self._step_unless(skipped, gradients)
         return StepResult(norm, skipped)
-
-    def _sum(self, gradients: list[Tensor]) -> float | Tensor:
-        own = sum([g.sum().item() for g in gradients])
-        return self._gradients.total(torch.tensor(own, dtype=torch.float64)) if self._gradients.divided else own
 
     def _step_unless(self, skipped: Tensor, gradients: list[Tensor]) -> None:
         # The first step is waited for: SGD makes its momentum then, of whatever lies in memory, and a kernel that skips

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from distributed_training.runtime.errors import ModelError
 from distributed_training.strategies.base import StepSettings
-from distributed_training.strategies.ddp import DDP
+from distributed_training.strategies.ddp import DDP, SameGradients
 from distributed_training.strategies.fused import use_fused
 from distributed_training.strategies.gathering import fetch_to_rank_0
 from distributed_training.strategies.portable import (
@@ -26,7 +26,7 @@ from distributed_training.strategies.portable import (
     load_optimizer_state,
     parameter_names,
 )
-from distributed_training.strategies.update import Gradients, Update
+from distributed_training.strategies.update import Update
 
 
 class Zero1(DDP):
@@ -39,7 +39,7 @@ class Zero1(DDP):
             use_fused(optimizer)
         names = iter(parameter_names(self._model, optimizer))
         self._members = [[next(names) for _ in group["params"]] for group in optimizer.param_groups]
-        return _DividedUpdate(optimizer, settings, self._scaler)
+        return _DividedUpdate(optimizer, settings, self._scaler, self)
 
     def state(self) -> dict[str, Any]:
         state = super().state()
@@ -84,7 +84,7 @@ class Zero1(DDP):
 class _DividedUpdate(Update):
     """Looks at all gradients, which are the same everywhere; steps with this rank's; shares the weights."""
 
-    def __init__(self, optimizer: Optimizer, settings: StepSettings, scaler: GradScaler | None) -> None:
+    def __init__(self, optimizer: Optimizer, settings: StepSettings, scaler: GradScaler | None, strategy: DDP) -> None:
         all_parameters = [p for group in optimizer.param_groups for p in group["params"]]
 
         def keep_own(groups: list[dict[str, Any]]) -> Optimizer:
@@ -103,7 +103,7 @@ class _DividedUpdate(Update):
             )
         except ValueError as error:  # parameters of several types, or sparse ones
             raise ModelError(f"torch's ZeroRedundancyOptimizer refuses the model: {error}; use strategy=ddp") from error
-        super().__init__(optimizer, settings, scaler, Gradients(all_parameters))
+        super().__init__(optimizer, settings, scaler, SameGradients(all_parameters, strategy))
 
     def _step(self, gradients: list[Tensor]) -> None:
         # Its own groups are copies, which it writes over those of the optimizer in every step.
