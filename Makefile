@@ -1,13 +1,14 @@
 # Two commands do everything: `make train` runs the embedded job, `make test` proves the whole.
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-INPUTS := pyproject.toml constraints.txt scripts/setup.sh
+PYTHON  ?= python3
+WORKERS ?= 2
+VENV    := .venv
+BIN     := $(VENV)/bin
+INPUTS  := pyproject.toml constraints.txt scripts/setup.sh
 
 .PHONY: train test lint tests bare format clean help
 
-train: $(VENV)/.installed  ## Install, then train the embedded digit classifier
-	$(BIN)/dtrain train
+train: $(VENV)/.installed  ## Install, then train the embedded digit classifier: a loader process feeds a GPU side
+	$(BIN)/dtrain train --split
 
 test: lint tests bare  ## Install every backend, then check style, types, layers and all tests
 
@@ -19,7 +20,7 @@ lint: $(VENV)/.installed-all  ## ruff, mypy, import-linter
 
 tests: $(VENV)/.installed-all  ## All tests, with the coverage floor
 	$(BIN)/dtrain native build
-	$(BIN)/python -m pytest --cov --cov-report=term --cov-report=xml
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term --cov-report=xml
 
 bare: $(VENV)/.installed-all  ## A fresh environment without any extra imports, trains and resumes
 	scripts/check_bare_install.sh $(PYTHON)

@@ -17,8 +17,9 @@ from typing import Any
 
 KB, MB = 1024, 1024**2
 SIZES = (4 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 32 * MB, 128 * MB)
-ACROSS = (4 * KB, 64 * KB, MB, 8 * MB, 32 * MB)  # bytes between two machines
+ACROSS = (4 * KB, 64 * KB, 256 * KB, MB, 8 * MB, 32 * MB)  # bytes between two machines
 SLOW = 4 * MB  # bytes over the slow link
+MANY = 100_000  # all-reduces that must leave nothing behind
 STEPS = 8
 Turn = Callable[[], float]
 Figures = dict[str, Any]
@@ -59,13 +60,13 @@ class Ranks:
 
         return turn
 
-    def plain(self, tensor: Any, times: int) -> Turn:
-        """A turn of MPI_Allreduce, called from C."""
+    def in_c(self, call: Callable[[Any, int], float], tensor: Any, times: int) -> Turn:
+        """A turn of a loop in C; `call` gives its seconds."""
         import torch.distributed as dist
 
         def turn() -> float:
             dist.barrier()
-            return float(self.extension.plain_allreduce(tensor, times))
+            return float(call(tensor, times))
 
         return turn
 
@@ -76,7 +77,7 @@ def times_of(size: int) -> int:
 
 
 def allreduce(rounds: int, sizes: tuple[int, ...] = SIZES, gloo: bool = True) -> Figures:
-    """All-reduce (sum of float32) by size: ours, Gloo, and MPI_Allreduce."""
+    """All-reduce (sum of float32) by size: ours from Python and from C, Gloo, and MPI_Allreduce from C."""
     import torch
     import torch.distributed as dist
 
@@ -87,7 +88,8 @@ def allreduce(rounds: int, sizes: tuple[int, ...] = SIZES, gloo: bool = True) ->
         tensor, times = torch.zeros(size // 4), times_of(size)
         turns = {
             "ours": ranks.repeated(lambda t=tensor: dist.all_reduce(t), times),
-            "MPI_Allreduce": ranks.plain(tensor, times),
+            "ours in C": ranks.in_c(ranks.backend.timed_allreduce, tensor, times),
+            "MPI_Allreduce": ranks.in_c(ranks.extension.plain_allreduce, tensor, times),
         }
         if gloo:
             few = max(3, times // 20)
@@ -97,6 +99,7 @@ def allreduce(rounds: int, sizes: tuple[int, ...] = SIZES, gloo: bool = True) ->
             "spread": measured["ours"].spread,
             **({"to Gloo": ratio(measured, "Gloo", "ours")} if gloo else {}),
             "to MPI_Allreduce": ratio(measured, "MPI_Allreduce", "ours"),
+            "in C, to MPI_Allreduce": ratio(measured, "MPI_Allreduce", "ours in C"),
         }
     return found
 
@@ -121,6 +124,33 @@ def int8(rounds: int) -> Figures:
     measured = interleave(turns, max(3, rounds // 3))
     return {f"{name}, s": one.median for name, one in measured.items()} | {
         f"{name} to fp32": ratio(measured, "fp32", name) for name in ("bf16", "int8")
+    }
+
+
+def leak(rounds: int) -> Figures:
+    """Resident memory of a rank before and after very many all-reduces, and half-way, so that a slow growth shows."""
+    import psutil
+    import torch
+    import torch.distributed as dist
+
+    Ranks(gloo=False)
+    tensor, process = torch.zeros(KB), psutil.Process()
+
+    def after(count: int) -> int:
+        for i in range(count):
+            work = dist.all_reduce(tensor, async_op=i % 2 == 0)
+            if work is not None:
+                work.wait()
+        return int(process.memory_info().rss)
+
+    before = after(MANY // 20)
+    half = after(MANY // 2)
+    end = after(MANY - MANY // 2)
+    return {
+        "before, MB": before / MB,
+        "half-way, MB": half / MB,
+        "after, MB": end / MB,
+        "bytes an all-reduce, second half": (end - half) / (MANY / 2),
     }
 
 
@@ -310,7 +340,7 @@ def take_turns(side: str, folder: Path) -> None:
     take_turns(side, rank, folder, lambda: timed(step, batches, barrier))
 
 
-WORKERS = {f.__name__: f for f in (allreduce, overlap, ddp, zero, hosts, int8)}
+WORKERS = {f.__name__: f for f in (allreduce, overlap, ddp, zero, hosts, int8, leak)}
 
 
 def worker(name: str, rounds: int, out: Path) -> None:

@@ -6,11 +6,11 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 "${1:-python3}" -m venv "$folder/venv"
 pip() { "$folder/venv/bin/python" -m pip --quiet --disable-pip-version-check "$@" 2> >(grep -v 'is ignored: it is neither' >&2); }
-pip install -c constraints.txt torch
-pip install -c constraints.txt .
+pip install --no-compile -c constraints.txt torch
+pip install --no-compile -c constraints.txt .
 dtrain="$folder/venv/bin/dtrain"
 cd "$folder"
-"$dtrain" train training.epochs=3 run.name=bare
+"$dtrain" train --split training.epochs=3 run.name=bare
 "$dtrain" train --resume auto training.epochs=5 run.name=bare
 "$dtrain" validate runs/bare
 "$dtrain" predict runs/bare --output predictions.csv

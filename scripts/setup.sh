@@ -13,12 +13,13 @@ pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@" 2> >(
 wants() { [[ ,$extras, == *,$1,* ]]; }
 
 echo "installing into $venv ..."
+# --no-compile: Python compiles what it imports; all of torch takes half a minute more.
 # torch first and pinned: another package must never choose a different build of it.
-pip install -c constraints.txt torch
+pip install --no-compile -c constraints.txt torch
 # These two are built against the torch installed here, so pip must not build them in an environment of their own.
 if wants deepspeed; then
-    pip install -c constraints.txt 'setuptools<81' wheel packaging ninja
-    DS_BUILD_OPS=0 pip install -c constraints.txt --no-build-isolation deepspeed
+    pip install --no-compile -c constraints.txt 'setuptools<81' wheel packaging ninja
+    DS_BUILD_OPS=0 pip install --no-compile -c constraints.txt --no-build-isolation deepspeed
 fi
 if wants horovod; then scripts/build_horovod.sh "$venv/bin/python"; fi
-pip install -c constraints.txt -e ".[$extras]"
+pip install --no-compile -c constraints.txt -e ".[$extras]"

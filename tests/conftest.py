@@ -9,15 +9,18 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["GOMP_SPINCOUNT"] = "1000"  # as the command line sets it
 os.environ["WANDB_ERROR_REPORTING"] = "false"  # its telemetry threads outlive the run
 
+import gc
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from tests.forked_ranks import RankServer
 from tests.launching import put_coverage_aside
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +47,10 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Itera
 def _nothing_left_behind(_private_temporary_folder: None) -> Iterator[None]:
     """Compare what is there before and after a test."""
     before = {name: look() for name, look in _LOOKS.items()}
+    connections = _connections()
     yield
+    if _connections() - connections and "RANK" not in os.environ:  # a rank makes groups in all tests, and forks nothing
+        gc.collect()
     for name, look in _LOOKS.items():
         deadline = time.monotonic() + GRACE
         while (extra := _extra(before[name], look())) and time.monotonic() < deadline:
@@ -62,6 +68,17 @@ def _extra(before: dict, after: dict) -> dict:
 def _threads() -> dict:
     kept_by_torch = ("InductorSubproc", "subproc_worker_timer", "tqdm_monitor", "Dummy-")  # the compiler's own
     return {t.ident: t.name for t in threading.enumerate() if not t.name.startswith(kept_by_torch)}
+
+
+def _connections() -> set[str]:
+    """Threads of torch's stores and groups of ranks. Those of garbage would be ended wherever it is collected: in a
+    process that was forked meanwhile, which has no such threads, that is a crash."""
+    found = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # it has just ended
+            if (task / "comm").read_text().startswith(("pt_tcpst", "pt_gloo")):
+                found.add(task.name)
+    return found
 
 
 def _processes() -> dict:
@@ -106,6 +123,14 @@ _LOOKS: dict[str, Callable[[], dict]] = {
     "files": _files,
     "process-wide settings": _settings,
 }
+
+
+@pytest.fixture(scope="session")
+def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
+    """Starts ranks that have imported what all need."""
+    server = RankServer(tmp_path_factory.mktemp("ranks"))
+    yield server
+    server.close()
 
 
 @pytest.fixture

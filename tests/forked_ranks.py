@@ -8,19 +8,33 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.launching import ROOT, environment, free_port
+from tests.launching import CHECKS, ROOT, coverage_variables, environment, free_port
+
+COMMON = (
+    "torch._dynamo",  # by every optimizer at its first step
+    "torch.distributed.optim",
+    "torchmetrics.classification",
+    "distributed_training.training.session",
+)
+"""What every rank imports."""
 
 
 class RankServer:
-    """Starts jobs, one at a time. To be closed."""
+    """Starts jobs, one at a time. To be closed.
 
-    def __init__(self, folder: Path) -> None:
+    Args:
+        folder: where the ranks run, unless a job says otherwise.
+        modules: what the ranks find imported.
+    """
+
+    def __init__(self, folder: Path, modules: Sequence[str] = COMMON) -> None:
         self._folder, self._jobs = folder, 0
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "rank_server.py")],
+            [sys.executable, str(Path(__file__).parent / "rank_server.py"), *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -37,19 +51,25 @@ class RankServer:
         environments = [{**common, "RANK": str(rank), "PWD": str(self._folder), **variables} for rank in numbers]
         return self.start_all(environments, program, screen)
 
-    def start_alone(self, program: list[str]) -> Job:
+    def check(self, ranks: int, checks: list[str], *, measured: bool = False, **variables: str) -> None:
+        """Run files of checks with pytest in every rank; `measured` as for `tests.launching.environment`."""
+        own = {"PWD": str(ROOT), **coverage_variables(measured), **variables}
+        self.start(ranks, [*CHECKS, *checks], **own).succeed()
+
+    def start_alone(self, program: list[str], **variables: str) -> Job:
         """Start `python PROGRAM` once, without a word of ranks."""
         self._jobs += 1
-        return self.start_all([{"PWD": str(self._folder)}], program, self._folder / f"screen-{self._jobs}")
+        own = {"PWD": str(self._folder), **variables}
+        return self.start_all([own], program, self._folder / f"screen-{self._jobs}")
 
     def start_all(self, environments: list[dict[str, str]], program: list[str], screen: Path) -> Job:
         """Start a process for each environment."""
         pids = self._ask({"program": program, "environments": environments, "screen": str(screen)})
         return Job(self, pids, screen)
 
-    def wait(self, seconds: float) -> list[int | None]:
+    def wait(self, seconds: float, together: bool = False) -> list[int | None]:
         """Exit codes of the job's ranks; None for one that had to be killed."""
-        codes: list[int | None] = self._ask({"wait": seconds})
+        codes: list[int | None] = self._ask({"wait": seconds, "together": together})
         return codes
 
     def close(self) -> None:
@@ -96,3 +116,9 @@ class Job:
         """(exit codes, screen) when all have ended; a rank that has not by then is killed, and its code is None."""
         codes = self._server.wait(seconds)
         return codes, self.screen
+
+    def succeed(self, seconds: float = 240) -> str:
+        """The screen when all have ended well. When one fails the others are killed, as by a launcher."""
+        codes = self._server.wait(seconds, together=True)
+        assert all(code == 0 for code in codes), f"exit codes {codes}\n{self.screen[-20000:]}"
+        return self.screen

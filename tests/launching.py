@@ -16,6 +16,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent
+CHECKS = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+"""The beginning of a command that runs a file of checks in a rank, without what it would load in vain."""
+for _plugin in ("hypothesispytest", "anyio", "pytest_cov"):
+    CHECKS += ["-p", f"no:{_plugin}"]
 
 
 def need(what: str, there: bool) -> None:
@@ -40,7 +44,12 @@ def environment(measured: bool = False, **variables: str) -> dict[str, str]:
     there to run all of a strategy.
     """
     own = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
-    return {**own, "OMP_NUM_THREADS": "1", **(_coverage if measured else {}), **variables}
+    return {**own, "OMP_NUM_THREADS": "1", **coverage_variables(measured), **variables}
+
+
+def coverage_variables(measured: bool) -> dict[str, str]:
+    """What tells a process to count the lines that it runs, where the whole test run does."""
+    return dict(_coverage) if measured else {}
 
 
 _coverage: dict[str, str] = {}

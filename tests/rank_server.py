@@ -1,15 +1,17 @@
-"""A process that has imported everything, and forks ranks as if they were started by hand.
+"""A process that has imported everything, and forks ranks as if they were started by hand: `rank_server.py MODULE...`.
 
 Importing torch is most of the time of a small job: here it is done once for many jobs. Each rank is a process of its
 own with its own environment, and runs its program as Python would; all write to one file, as to one screen.
 
 Orders come as lines of JSON: {"program": [...], "environments": [...], "screen": path} starts a rank for each
-environment and answers with their process numbers; {"wait": seconds} answers with their exit codes, null for a rank
-that still ran and was killed.
+environment and answers with their process numbers; {"wait": seconds, "together": bool} answers with their exit codes,
+null for a rank that still ran and was killed. `together`: when one has failed, the others are killed, as a launcher
+does.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -17,27 +19,28 @@ import runpy
 import signal
 import sys
 import time
-from typing import Any
+from typing import Any, TextIO
 
 
-def serve() -> list[str] | None:
+def serve(answers: TextIO) -> list[str] | None:
     """Follow orders until there are no more. In a rank: return its program."""
     ranks: list[int] = []
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:
-            answer: list[Any] = [_code_of(pid, time.monotonic() + order["wait"]) for pid in ranks]
+            answer: list[Any] = _codes_of(ranks, time.monotonic() + order["wait"], order["together"])
         else:
             ranks = []
             for variables in order["environments"]:
                 pid = os.fork()
                 if pid == 0:
+                    answers.close()
                     _become_rank(variables, order["screen"])
                     return list(order["program"])
                 ranks.append(pid)
             answer = list(ranks)
-        sys.stdout.write(json.dumps(answer) + "\n")
-        sys.stdout.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
     return None
 
 
@@ -48,24 +51,37 @@ def _become_rank(variables: dict[str, str], screen: str) -> None:
         file = os.open(path, mode | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
+    if "COVERAGE_PROCESS_CONFIG" in variables:  # what Python does at its start for a process that is to be measured
+        import coverage
+
+        coverage.process_startup(force=True)
 
 
-def _code_of(pid: int, end: float) -> int | None:
-    while time.monotonic() < end:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return None
+def _codes_of(ranks: list[int], end: float, together: bool) -> list[int | None]:
+    codes: dict[int, int | None] = {}
+    while len(codes) < len(ranks):
+        for pid in [pid for pid in ranks if pid not in codes]:
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+        if time.monotonic() > end or (together and any(codes.values())):
+            for pid in [pid for pid in ranks if pid not in codes]:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                codes[pid] = None
+        time.sleep(0.02)
+    return [codes[pid] for pid in ranks]
 
 
 if __name__ == "__main__":
-    for module in ("torch.distributed.optim", "torchmetrics.classification", "distributed_training.training.session"):
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries say while they are imported is no answer
+    for module in sys.argv[1:]:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # what is there now is none of the ranks' garbage: looking for it would be most of their work
 
-    program = serve()
+    program = serve(answers)
     if program is not None:
         if program[0] == "-m":
             sys.argv = program[1:]

@@ -8,11 +8,13 @@ import distributed_training
 def test_the_public_names_are_these() -> None:
     assert distributed_training.__all__ == [
         "ArrayDataset",
+        "CPULoader",
         "Callback",
         "Config",
         "Dataset",
         "DistributedTrainingError",
         "EarlyStopping",
+        "GPUTrainer",
         "Loader",
         "Plan",
         "Trainer",

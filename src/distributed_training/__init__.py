@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from distributed_training.launch.spawn import spawn
     from distributed_training.models import get_model
     from distributed_training.runtime.errors import DistributedTrainingError
+    from distributed_training.split import CPULoader, GPUTrainer
     from distributed_training.training import (
         Callback,
         EarlyStopping,
@@ -26,11 +27,13 @@ if TYPE_CHECKING:
 
 _HOME = {
     "ArrayDataset": "data",
+    "CPULoader": "split",
     "Callback": "training",
     "Config": "config",
     "Dataset": "data",
     "DistributedTrainingError": "runtime.errors",
     "EarlyStopping": "training",
+    "GPUTrainer": "split",
     "Loader": "data",
     "Plan": "data",
     "Trainer": "training",
@@ -43,11 +46,13 @@ _HOME = {
 
 __all__ = [
     "ArrayDataset",
+    "CPULoader",
     "Callback",
     "Config",
     "Dataset",
     "DistributedTrainingError",
     "EarlyStopping",
+    "GPUTrainer",
     "Loader",
     "Plan",
     "Trainer",

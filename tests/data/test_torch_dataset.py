@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +13,17 @@ from tests.contract.dataset import DatasetContract, assert_equal
 from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset, default_collate
 from torch.utils.data import Dataset as TorchBase
 
+from distributed_training.data import randomness
 from distributed_training.data.arrays import ArrayDataset
-from distributed_training.data.torch_dataset import PreprocessedDataset, TorchDataset, as_dataset, fetch
+from distributed_training.data.nested import tensors_in
+from distributed_training.data.randomness import global_generators_kept
+from distributed_training.data.torch_dataset import (
+    PreprocessedDataset,
+    TorchDataset,
+    as_dataset,
+    collate_samples,
+    fetch,
+)
 from distributed_training.runtime.errors import DataError
 
 
@@ -331,3 +341,82 @@ def test_fetch_gives_the_key_only_to_those_that_use_it() -> None:
     arrays = ArrayDataset(torch.arange(3))
     assert torch.equal(fetch(arrays, ids(1), 1), fetch(arrays, ids(1), 2))
     assert not torch.equal(fetch(TorchDataset(Noisy()), ids(1), 1)[0], fetch(TorchDataset(Noisy()), ids(1), 2)[0])
+
+
+class Rarely(Squares):
+    """Random in one sample of many, from one generator; or drawn elsewhere, with a seed that it asks for."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(40)
+        self.how = how
+
+    def __getitem__(self, sample: int) -> Any:
+        value = 0.0
+        if sample == 33:
+            if self.how == "seed":
+                value = float(np.random.default_rng(torch.initial_seed()).random())
+            else:
+                draws: dict[str, Any] = {"random": random.random, "numpy": np.random.rand, "torch": torch.rand}
+                value = float(draws[self.how](*[1] * (self.how == "torch")))
+        return torch.tensor([sample, value], dtype=torch.float64), sample % 2
+
+
+@pytest.fixture
+def _only_loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a process that does nothing but load."""
+    monkeypatch.setattr(torch, "initial_seed", torch.initial_seed)
+    monkeypatch.setattr(torch.random, "initial_seed", torch.random.initial_seed)
+    monkeypatch.setattr(randomness, "_watch", None)
+    with global_generators_kept():
+        randomness.claim_generators()
+        yield
+
+
+@pytest.mark.parametrize("how", ["random", "numpy", "torch", "seed"])
+def test_a_process_that_only_loads_seeds_where_something_is_drawn(request: pytest.FixtureRequest, how: str) -> None:
+    batches = np.arange(40).reshape(4, 10)
+    expected = [TorchDataset(Rarely(how)).fetch_keyed(ids, 5) for ids in batches]
+    request.getfixturevalue("_only_loading")
+    dataset, plain = TorchDataset(Rarely(how)), TorchDataset(Squares(40))
+    for ids, right in zip(batches, expected):
+        assert_equal(dataset.fetch_keyed(ids, 5), right)
+        assert_equal(plain.fetch_keyed(ids, 5), TorchDataset(Squares(40)).fetch(ids))
+    assert (dataset._draws, plain._draws) == (True, False)
+
+
+@pytest.mark.usefixtures("_only_loading")
+def test_a_process_that_only_loads_names_the_sample_that_fails() -> None:
+    with pytest.raises(DataError, match="Squares: sample 50"):
+        TorchDataset(Squares(40)).fetch_keyed(np.array([1, 2, 50]), 0)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(torch.rand(3), 1), (torch.rand(3), 2)],
+        [(torch.rand(2), 1.5, 7), (torch.rand(2), -2.0, 2**40)],
+        [{"x": torch.ones(2, dtype=torch.int8), "y": 3}, {"y": 4, "x": torch.zeros(2, dtype=torch.int8)}],
+        [(torch.rand(2), True), (torch.rand(2), False)],
+        [(torch.rand(2), 1), (torch.rand(2), 2.5)],
+        [(torch.rand(2), "a"), (torch.rand(2), "b")],
+        [(np.zeros(2), np.float32(1)), (np.ones(2), np.float32(2))],
+        [[torch.rand(2), 1], [torch.rand(2), 2]],
+        [(torch.rand(2), (1, torch.rand(1))), (torch.rand(2), (2, torch.rand(1)))],
+        [torch.rand(2), torch.rand(2)],
+        [3, 4],
+    ],
+)
+def test_samples_are_put_together_as_torch_does(rows: list[Any]) -> None:
+    ours, theirs = collate_samples(rows), default_collate(rows)
+    assert type(ours) is type(theirs)
+    assert repr(ours) == repr(theirs)
+    assert [t.dtype for t in tensors_in(ours)] == [t.dtype for t in tensors_in(theirs)]
+
+
+@pytest.mark.parametrize("rows", [[(torch.rand(2), 1), (torch.rand(3), 1)], [(1, 2), (1,)], [{"x": 1}, {"y": 2}]])
+def test_samples_that_do_not_fit_together_fail_as_in_torch(rows: list[Any]) -> None:
+    with pytest.raises((RuntimeError, KeyError)) as ours:
+        collate_samples(rows)
+    with pytest.raises((RuntimeError, KeyError)) as theirs:
+        default_collate(rows)
+    assert str(ours.value) == str(theirs.value)

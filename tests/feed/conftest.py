@@ -69,40 +69,62 @@ def until(seconds: float) -> Iterator[None]:
 StartLoader = Callable[..., LoaderProcess]
 
 
+class Nursery:
+    """The process that starts loaders. To be closed."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.feed.nursery"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=environment(),
+        )
+
+    def start(
+        self,
+        log: Path,
+        link: Any,
+        dataset: str = "arrays",
+        *,
+        workers: int = 1,
+        batch_size: int = 16,
+        namespace: str | None = None,
+        **settings: Any,
+    ) -> LoaderProcess:
+        """Start a loader, in a network namespace if one is named."""
+        order = {"dataset": dataset, "batch_size": batch_size, "workers": workers, "settings": settings}
+        order |= {"link": [str(one) for one in link] if isinstance(link, list) else str(link), "log": str(log)}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps({**order, "namespace": namespace}) + "\n")
+        self._process.stdin.flush()
+        return LoaderProcess(int(self._process.stdout.readline()), log)
+
+    def close(self) -> None:
+        """End it; the loaders go on."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait(20)
+        self._process.stdout.close()
+
+
 @pytest.fixture(scope="module")
-def _nursery() -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.feed.nursery"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        env=environment(),
-    )
-    yield process
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.close()
-    process.wait(20)
-    process.stdout.close()
+def _nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
 
 
 @pytest.fixture
-def start_loader(_nursery: subprocess.Popen[str], tmp_path: Path) -> Iterator[StartLoader]:
+def start_loader(_nursery: Nursery, tmp_path: Path) -> Iterator[StartLoader]:
     """Start a loader; all are ended after the test."""
     started: list[LoaderProcess] = []
 
-    def start(
-        link: Any, dataset: str = "arrays", *, workers: int = 1, batch_size: int = 16, **settings: Any
-    ) -> LoaderProcess:
-        log = tmp_path / f"loader{len(started)}.log"
-        order = {"dataset": dataset, "batch_size": batch_size, "workers": workers, "settings": settings}
-        order |= {"link": [str(one) for one in link] if isinstance(link, list) else str(link), "log": str(log)}
-        assert _nursery.stdin is not None
-        assert _nursery.stdout is not None
-        _nursery.stdin.write(json.dumps(order) + "\n")
-        _nursery.stdin.flush()
-        started.append(LoaderProcess(int(_nursery.stdout.readline()), log))
+    def start(link: Any, dataset: str = "arrays", **options: Any) -> LoaderProcess:
+        started.append(_nursery.start(tmp_path / f"loader{len(started)}.log", link, dataset, **options))
         return started[-1]
 
     yield start

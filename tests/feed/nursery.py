@@ -1,7 +1,7 @@
 """A process that starts loaders for tests, each a fork of itself: torch is imported once, no thread of a test forked.
 
-Reads a JSON object a line: {"dataset", "batch_size", "link", "workers", "settings", "log"}; answers with the loader's
-process id.
+Reads a JSON object a line: {"dataset", "batch_size", "link", "workers", "settings", "log", "namespace"}; answers with
+the loader's process id.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 
 from tests.feed.datasets import make_dataset, make_plan
+from tests.feed.namespaces import enter
 
 from distributed_training.feed import Loader, LoaderSettings
 from distributed_training.runtime.errors import DistributedTrainingError
@@ -39,6 +40,8 @@ def _load(order: dict) -> None:
     logging.basicConfig(level=logging.INFO, force=True)
     code = 1
     try:
+        if order["namespace"] is not None:
+            enter(order["namespace"])
         dataset = make_dataset(order["dataset"])
         plan = make_plan(dataset, order["batch_size"])
         settings = LoaderSettings(**{"first_pause": 0.02, "longest_pause": 0.1, **order["settings"]})

@@ -15,6 +15,8 @@ class CuttingProxy:
         self._random, self._cuts, self._longest = random.Random(seed), cuts, longest
         self._target = port
         self.cut = 0
+        self.positions: list[int] = []
+        """Bytes that had passed when a connection was cut."""
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._listening.settimeout(0.1)
         self.port = int(self._listening.getsockname()[1])
@@ -38,11 +40,15 @@ class CuttingProxy:
                 one, _ = self._listening.accept()
             except TimeoutError:
                 continue
-            limit = self._random.randrange(1, self._longest) if self.cut + len(self._threads) < self._cuts * 2 else None
-            limit = limit if self.cut < self._cuts else None
+            limit = self._position() if self.cut < self._cuts else None
             thread = threading.Thread(target=self._pass_on, args=(one, limit))
             self._threads.append(thread)
             thread.start()
+
+    def _position(self) -> int:
+        """As often early, where the handshake is, as anywhere."""
+        even = self._random.random() < 0.5
+        return self._random.randrange(1, self._longest) if even else int(self._longest ** self._random.random())
 
     def _pass_on(self, one: socket.socket, limit: int | None) -> None:
         passed = 0
@@ -57,6 +63,8 @@ class CuttingProxy:
                     except OSError:
                         return
                     passed += len(data)
+                    if passed == limit:
+                        self.cut += 1
+                        self.positions.append(passed)
                     if not data or passed == limit:
-                        self.cut += passed == limit
                         return

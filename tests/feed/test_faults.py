@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from benchmarks import feed_faults
 from tests.feed.conftest import StartLoader, until
-from tests.feed.proxy import CuttingProxy
 from tests.feed.test_feed import QUICK, fingerprint, local, server_for
+from torch import Tensor
 
-from distributed_training.feed import FeedServer, FeedSettings, PairingLink
+from distributed_training.feed import FeedServer, FeedSettings
 from distributed_training.runtime.errors import DataError, FeedError
 
 SLOW = 13  # steps of the dataset "slow"
@@ -28,6 +30,15 @@ def test_a_worker_that_is_killed_is_replaced(start_loader: StartLoader) -> None:
         assert fingerprint(seen + list(batches)) == local("slow")
         assert fingerprint(server.source().batches(1)) == local("slow", 1)
         assert "starting it again" in loader.log
+
+
+def test_one_of_two_loaders_is_killed_with_all_its_workers(start_loader: StartLoader) -> None:
+    with server_for("slow") as server:
+        first, _ = start_loader(server.link(), "slow", workers=2), start_loader(server.link(), "slow")
+        batches = server.source().batches(0)
+        seen = [next(batches) for _ in range(3)]
+        first.kill()
+        assert fingerprint(seen + list(batches)) == local("slow")
 
 
 def test_all_loaders_go_and_come_back(start_loader: StartLoader, caplog: pytest.LogCaptureFixture) -> None:
@@ -62,14 +73,18 @@ def test_a_worker_that_is_stopped_does_not_hold_up_training(start_loader: StartL
         assert fingerprint(server.source().batches(1)) == local("slow", 1)
 
 
-@pytest.mark.parametrize("seed", range(int(os.environ.get("CUT_SEEDS", "4"))))
-def test_connections_cut_anywhere(start_loader: StartLoader, seed: int) -> None:
-    # Documented run: CUT_SEEDS=50.
-    with server_for("arrays") as server, CuttingProxy(server.port, seed, 5, 20_000) as proxy:
-        link = PairingLink("127.0.0.1", proxy.port)
-        start_loader(link, workers=2, shared_memory=seed % 2 == 0)
-        assert fingerprint(server.source().batches(0)) == local("arrays")
-        assert proxy.cut > 0
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[str, Tensor]:
+    return feed_faults.reference("arrays")
+
+
+@pytest.mark.parametrize("seed", range(3))  # sockets, shared memory, TLS; `benchmarks/feed_faults.py` has many more
+def test_connections_cut_anywhere(
+    start_loader: StartLoader, in_tmp: Path, undisturbed: dict[str, Tensor], seed: int
+) -> None:
+    outcome = feed_faults.attempt(seed, "arrays", start_loader, Path("run"), undisturbed)
+    assert outcome.problem == ""
+    assert outcome.cuts > 0
 
 
 def test_the_gpu_side_comes_back_and_goes_on_in_the_middle(start_loader: StartLoader) -> None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from distributed_training.feed.pairing import PairingLink, addresses_of, is_loopback, new_token, plain_address
+from distributed_training.feed.pairing import (
+    PairingLink,
+    addresses_of,
+    is_loopback,
+    new_token,
+    parse_links,
+    plain_address,
+)
 from distributed_training.runtime.errors import ConfigError
 
 FINGERPRINT = "0123456789abcdef" * 4
@@ -20,6 +27,17 @@ def test_a_link_says_again_what_was_put_in(host: str) -> None:
 def test_on_this_machine_an_address_is_enough() -> None:
     assert PairingLink.parse("localhost:29500") == PairingLink("localhost", 29500)
     assert str(PairingLink("127.0.0.1", 29500)) == "dtrain://127.0.0.1:29500"
+
+
+def test_links_of_several_ranks_are_one_string() -> None:
+    links = [PairingLink("192.168.1.100", port, new_token(), FINGERPRINT) for port in (29500, 29501)]
+    assert parse_links(",".join(map(str, links))) == links
+    assert parse_links("127.0.0.1:29500") == [PairingLink("127.0.0.1", 29500)]
+
+
+def test_off_this_machine_the_token_alone_means_tls() -> None:
+    assert PairingLink("192.168.1.100", 29500, new_token()).encrypted
+    assert not PairingLink("127.0.0.1", 29500, new_token()).encrypted
 
 
 def test_the_secret_is_not_shown() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
+from tests.feed import attackers
 from tests.feed.conftest import StartLoader, until
 from tests.feed.test_feed import fingerprint, local, server_for
 
@@ -109,17 +111,68 @@ def test_strangers_do_not_disturb_training(start_loader: StartLoader, caplog: py
         assert "refused a connection from 127.0.0.1" in caplog.text
 
 
-def test_a_peer_that_sends_byte_by_byte_has_no_more_time() -> None:
-    with server_for("arrays", settings=STRICT) as server:
-        with socket.create_connection(("127.0.0.1", server.port)) as slow:
-            slow.settimeout(10)
-            try:
-                for byte in b"dtw\x01" * 100:
-                    slow.sendall(bytes([byte]))
-                    time.sleep(0.05)
-            except OSError:
-                pass
-        refused(server, 1)
+OUTSIDE = {
+    attackers.replays_a_handshake: "does not know the token of this run",
+    attackers.has_another_token: "does not know the token of this run",
+    attackers.has_no_token: "has no token, and this run needs one",
+    attackers.says_garbage: "does not speak this protocol",
+    attackers.claims_a_huge_greeting: "more than is allowed",
+    attackers.sends_a_batch_first: "sent BATCHES in state HELLO",
+    attackers.sends_byte_by_byte: "did not prove that it belongs to this run within 0.5 s",
+    attackers.says_nothing: "did not prove that it belongs to this run within 0.5 s",
+}
+INSIDE = {
+    attackers.damages_a_frame: "was damaged on the way (checksum)",
+    attackers.sends_nonsense: "metadata that cannot be read",
+    attackers.sends_long_metadata: "more than is allowed",
+    attackers.sends_more_than_its_credit: "bytes with a credit of",
+    attackers.sends_more_than_there_is: "more than is allowed",
+    attackers.speaks_as_the_server: "sent LEASE in state WORKING, where it is not allowed",
+    attackers.brings_what_nobody_asked_for: "which nobody asked for",
+    attackers.forges_lines_of_the_log: "is gone: FeedError: it reports: really WARNING all is lost",
+}
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"), [*OUTSIDE.items(), *INSIDE.items()], ids=[attack.__name__ for attack in [*OUTSIDE, *INSIDE]]
+)
+def test_an_attack_is_refused_and_training_goes_on(
+    start_loader: StartLoader, caplog: pytest.LogCaptureFixture, attack: Callable[[FeedServer], None], said: str
+) -> None:
+    settings = replace(STRICT, memory=8 << 20)
+    with server_for("arrays", token=new_token(), settings=settings, epochs=2) as server:
+        start_loader(server.link())
+        batches = server.source().batches(0)
+        seen = [next(batches) for _ in range(5)]
+        attack(server)
+        assert fingerprint(seen + list(batches)) == local("arrays")
+        assert fingerprint(server.source().batches(1)) == local("arrays", 1)
+        loaders(server, 1)
+        (line,) = [line for line in caplog.messages if said in line]
+        assert "127.0.0.1:" in line
+        assert line.isprintable()
+        assert bool(server.figures().refused) == (attack in OUTSIDE)
+        assert server.hub.memory_held <= settings.memory
+
+
+def test_other_samples_than_planned_are_not_taken(start_loader: StartLoader, caplog: pytest.LogCaptureFixture) -> None:
+    with server_for("arrays", token=new_token(), settings=STRICT) as server:
+        server.hub.seek(0, 0)
+        attackers.brings_other_samples(server)  # nobody else is there, so it gets the first steps
+        start_loader(server.link())
+        assert fingerprint(server.source().batches(0)) == local("arrays")
+        assert "came with other samples than the plan has" in caplog.text
+
+
+def test_a_peer_that_never_finishes_the_tls_handshake(start_loader: StartLoader) -> None:
+    safe = {"token": new_token(), "certificate": make_certificate()}
+    with server_for("arrays", settings=STRICT, **safe) as server, ExitStack() as strangers:
+        for _ in range(4):
+            sock = strangers.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+            sock.sendall(b"\x16\x03\x01\x02\x00")  # the first bytes of a handshake
+        start_loader(server.link())
+        assert fingerprint(server.source().batches(0)) == local("arrays")
+        refused(server, 4)
 
 
 def test_a_link_off_this_machine_needs_token_and_fingerprint() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from tests.forked_ranks import RankServer
 from tests.launching import environment, free_port, scratch
 
 from distributed_training.checkpoint import read_state
@@ -43,10 +44,9 @@ def nothing_of_torchs_own(text: str) -> bool:
 
 
 @pytest.mark.timeout(400)
-def test_a_job_that_is_started_again_ends_as_if_nothing_had_happened(in_tmp: Path) -> None:
+def test_a_job_that_is_started_again_ends_as_if_nothing_had_happened(rank_server: RankServer, in_tmp: Path) -> None:
     failing = str(PROGRAMS / "failing.py")
-    whole = launch("--nproc", "2", "--", failing, "no", "-1", *SETTINGS, "run.name=whole")
-    assert whole.returncode == 0, whole.stderr
+    rank_server.start(2, [failing, "no", "-1", *SETTINGS, "run.name=whole"], PWD=str(in_tmp)).succeed()
 
     killed = launch("--nproc", "2", "--max-restarts", "1", "--", failing, "kill", "17", *SETTINGS, "run.root=killed")
     assert killed.returncode == 0, killed.stderr

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked_ranks import RankServer
 from tests.launch.networks import Machine, two_machines
 from tests.launching import environment, free_port
 
@@ -28,13 +29,10 @@ def machines() -> Iterator[tuple[Machine, Machine]]:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> float:
+def alone(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> float:
     """Loss of one process."""
     folder = tmp_path_factory.mktemp("alone")
-    done = subprocess.run(
-        [*DTRAIN, "train", *SETTINGS], cwd=folder, capture_output=True, timeout=120, env=environment()
-    )
-    assert done.returncode == 0
+    rank_server.start_alone([*DTRAIN[1:], "train", *SETTINGS], PWD=str(folder)).succeed()
     return val_loss(folder / "runs")
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.forked_ranks import RankServer
 from tests.launch.networks import two_machines
 from tests.launching import environment, need_mpi
 
@@ -45,11 +46,11 @@ def val_loss() -> float:
 
 
 @pytest.mark.timeout(240)
-def test_a_hostfile_over_two_machines_trains_as_one_process_does(in_tmp: Path) -> None:
+def test_a_hostfile_over_two_machines_trains_as_one_process_does(rank_server: RankServer, in_tmp: Path) -> None:
     """mpirun is told of no address: MPI tells the ranks where they meet."""
     need_mpi()
-    alone = ("training.epochs=1", "run.progress=off", "run.name=x")
-    subprocess.run([*DTRAIN, "train", *alone], capture_output=True, timeout=120, env=environment(), check=True)
+    alone = [*DTRAIN[1:], "train", "training.epochs=1", "run.progress=off", "run.name=x"]
+    rank_server.start_alone(alone, PWD=str(in_tmp)).succeed()
     expected = val_loss()
     Path("runs").rename("alone")
     with two_machines() as machines:

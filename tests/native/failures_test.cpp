@@ -3,6 +3,7 @@
 
 #include <thread>
 
+#include "calls.h"
 #include "testing.h"
 
 namespace dtrain {
@@ -75,12 +76,19 @@ void mismatch() {
     both(ranks, "all_reduce(sum) of 90,000 int32", [&](HostMemory& memory, bool other) {
       memory.allreduce(data.data(), 90000, other ? Dtype::i32 : Dtype::f32, Op::sum, patient());
     });
-    both(ranks, "broadcast(local root 1) of 7 bytes", [&](HostMemory& memory, bool other) {
+    both(ranks, "broadcast(root 1) of 7 bytes", [&](HostMemory& memory, bool other) {
       memory.broadcast(data.data(), 7, other ? 1 : 0, patient());
     });
     both(ranks, "called barrier", [&](HostMemory& memory, bool other) {
       if (other) return memory.barrier(patient());
       memory.allgather(data.data() + 50000, outputs.data(), 100001, patient());
+    });
+    both(ranks, "gather(root 1) of 7 bytes", [&](HostMemory& memory, bool other) {
+      memory.meet(Kind::gather, 7, patient(), other ? 1 : 0);
+    });
+    both(ranks, "all_to_all", [&](HostMemory& memory, bool other) {
+      if (other) return memory.meet(Kind::alltoall, 0, patient());
+      memory.allreduce(data.data(), 8, Dtype::f32, Op::sum, patient());
     });
     both(ranks, "between hosts", [&](HostMemory& memory, bool other) {
       if (other) return memory.allreduce(data.data(), 9, Dtype::f32, Op::sum, patient());
@@ -91,6 +99,42 @@ void mismatch() {
         memory.finish(patient());
     });
   }
+}
+
+// What a rank knows of the others' calls, whoever is ahead.
+void calls() {
+  const auto call = [](Call::Kind kind, size_t count, int root) {
+    Call made;
+    made.kind = kind, made.count = count, made.root = root;
+    return made;
+  };
+  const auto numbered = [](Call made, uint64_t number) {
+    made.number = number;
+    return made;
+  };
+  const Call gather = call(Call::gather, 40, 0), other = call(Call::gather, 40, 1);
+  Calls here;
+  CHECK(!here.untold(seconds(0)));
+  CHECK(!here.hear(1, numbered(gather, 1)) && !here.hear(2, numbered(other, 2)) && !here.hear(3, numbered(gather, 3)));
+  CHECK(!here.add(gather));
+  CHECK(!here.untold(seconds(60)) && *here.untold(seconds(0)) == numbered(gather, 1) && !here.untold(seconds(0)));
+  const auto ahead = here.add(gather);  // rank 2 was here before, with another root
+  CHECK(ahead && ahead->rank == 2 && ahead->theirs == numbered(other, 2) && ahead->own == numbered(gather, 2));
+  CHECK(!here.add(gather));
+  CHECK(!here.hear(1, numbered(gather, 2)));
+  const auto behind = here.hear(3, numbered(other, 1));
+  CHECK(behind && behind->rank == 3 && behind->own == numbered(gather, 1));
+  for (int i = 0; i < 1000; ++i) here.add(gather);
+  CHECK(!here.hear(3, numbered(other, 1)));  // too long ago to know
+
+  Calls one, two;
+  one.add(gather), two.add(gather);
+  CHECK(one.header(gather).chain == two.header(gather).chain);
+  one.add(gather), two.add(other);
+  CHECK(one.header(gather).chain == two.header(gather).chain);  // of what was before
+  one.add(gather), two.add(gather);
+  CHECK(one.header(gather).chain != two.header(gather).chain && two.header(gather).before == numbered(other, 2));
+  CHECK(call(Call::broadcast, 1234567, 3).text() == "broadcast(root 3) of 1,234,567 bytes");
 }
 
 // One rank goes away in the middle of a large all-reduce; the others learn which one.

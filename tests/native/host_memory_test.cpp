@@ -307,6 +307,7 @@ void stress(int ranks) {
 void halves();
 void kernels();
 void codecs();
+void calls();
 void mismatch();
 void died();
 void stopped();
@@ -332,6 +333,7 @@ int main(int count, char** words) {
       {"between", [] { between(1), between(2), between(3), between(4), between_halves(); }},
       {"tries", tries},
       {"stress", [] { stress(2), stress(3), stress(4); }},
+      {"calls", calls},
       {"mismatch", mismatch},
       {"died", died},
       {"stopped", stopped},

@@ -17,7 +17,7 @@ from tests.launching import need
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent.parent / "src/distributed_training/native/mpi"
-PARTS = ["reduce", "codec", "copy", "process", "signature", "segment", "host_memory", "between_hosts"]
+PARTS = ["reduce", "codec", "copy", "process", "calls", "signature", "segment", "host_memory", "between_hosts"]
 TESTS = ["host_memory_test", "numbers_test", "failures_test"]
 BUILDS = {
     "plain": ["-O2", "-std=c++17"],
@@ -36,6 +36,7 @@ CASES = [
     "allreduce3",
     "allreduce4",
     "between",
+    "calls",
     "codecs",
     "died",
     "halves",

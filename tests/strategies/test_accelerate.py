@@ -21,6 +21,7 @@ from tests.contract.strategy import (
     reference,
     train_step,
 )
+from tests.forked_ranks import RankServer
 from tests.launching import environment
 from torch import nn
 
@@ -228,11 +229,15 @@ def test_blocks_are_gathered_one_by_one_if_all_of_their_kind_can_be() -> None:
     assert _blocks(nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 2))) == []  # a small one among them
 
 
+LAUNCH = ["-m", "accelerate.commands.launch", "--num_processes=2", "--num_machines=1", "--main_process_port=0"]
+LAUNCH += ["--dynamo_backend=no", "--mixed_precision=no"]
+SAY = "import json, os; json.dump(dict(os.environ), open('said-' + os.environ['RANK'], 'w'))"
+
+
 def launch(folder: Path, *options: str) -> str:
-    """`accelerate launch OPTIONS -m distributed_training train ...` with two processes on the CPU."""
-    launcher = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes=2", "--num_machines=1"]
+    """`accelerate launch OPTIONS` with two processes on the CPU, to its end."""
     done = subprocess.run(
-        [*launcher, "--main_process_port=0", "--dynamo_backend=no", *options],
+        [sys.executable, *LAUNCH, *options],
         capture_output=True,
         text=True,
         timeout=200,
@@ -241,6 +246,14 @@ def launch(folder: Path, *options: str) -> str:
     )
     assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
     return done.stdout + done.stderr
+
+
+def told_by_launcher(rank_server: RankServer, folder: Path, *options: str) -> dict[str, str]:
+    """The variables that `accelerate launch OPTIONS` gives to ranks: real ones that do nothing but keep them."""
+    (folder / "say.py").write_text(SAY)
+    rank_server.start_alone([*LAUNCH, *options, "say.py"], PWD=str(folder), TMPDIR=str(folder)).succeed()
+    said = json.loads((folder / "said-1").read_text())
+    return {name: value for name, value in said.items() if name.startswith(("ACCELERATE_", "FSDP_"))}
 
 
 TRAIN = ["-m", "distributed_training", "train"]
@@ -262,22 +275,18 @@ def validation_losses(run: Path) -> list[float]:
 
 
 @pytest.mark.timeout(600)
-def test_one_run_goes_through_all_plugins_of_accelerate_launch_as_on_one_device(in_tmp: Path) -> None:
-    subprocess.run(
-        [sys.executable, *TRAIN, *SETTINGS, "strategy=single", "training.epochs=3", "run.name=alone"],
-        check=True,
-        capture_output=True,
-        timeout=200,
-        cwd=in_tmp,
-        env=environment(),
-    )
-    said = launch(
-        in_tmp, "--multi_gpu", "--mixed_precision=no", *TRAIN, *SETTINGS, "training.epochs=1", "run.name=many"
-    )
+def test_one_run_goes_through_all_plugins_of_accelerate_launch_as_on_one_device(
+    rank_server: RankServer, in_tmp: Path
+) -> None:
+    alone = [*TRAIN, *SETTINGS, "strategy=single", "training.epochs=3", "run.name=alone"]
+    rank_server.start_alone(alone, PWD=str(in_tmp)).succeed()
+    said = launch(in_tmp, "--multi_gpu", *TRAIN, *SETTINGS, "training.epochs=1", "run.name=many")
     assert "strategy accelerate: accelerate started 2 processes" in said
     again = [*TRAIN, "--resume", "runs/many"]
-    launch(in_tmp, "--use_fsdp", "--mixed_precision=no", *again, "training.epochs=2")
-    launch(in_tmp, "--use_deepspeed", "--zero_stage=3", "--mixed_precision=no", *again, "training.epochs=3")
+    for epochs, options in ((2, ["--use_fsdp"]), (3, ["--use_deepspeed", "--zero_stage=3"])):
+        own = told_by_launcher(rank_server, in_tmp, *options)
+        assert ("ACCELERATE_USE_FSDP" in own, "ACCELERATE_USE_DEEPSPEED" in own) == (epochs == 2, epochs == 3)
+        rank_server.start(2, [*again, f"training.epochs={epochs}"], PWD=str(in_tmp), **own).succeed()
     expected = validation_losses(in_tmp / "runs" / "alone")
     assert len(expected) == 3
     assert validation_losses(in_tmp / "runs" / "many") == pytest.approx(expected, rel=1e-5)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from tests.contract.strategy import same
+from tests.forked_ranks import RankServer
 from tests.launching import run_ranks
 from torch import nn
 
@@ -22,7 +23,6 @@ from distributed_training.strategies import Place, StepSettings, make_strategy
 from distributed_training.strategies.deepspeed_settings import Combined, combine, is_lossy, read_file
 
 CPU = torch.device("cpu")
-PYTEST = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
 CASES = [
     pytest.param({"zero_stage": 0}, 2, id="stage-0"),
     pytest.param({"zero_stage": 1}, 2, id="stage-1"),
@@ -35,15 +35,14 @@ CASES = [
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("options", "ranks"), CASES)
-def test_the_contract(options: dict[str, object], ranks: int) -> None:
-    run_ranks(
-        ranks, [*PYTEST, "tests/strategies/ranks/contract_deepspeed.py"], measured=True, OPTIONS=json.dumps(options)
-    )
+def test_the_contract(rank_server: RankServer, options: dict[str, object], ranks: int) -> None:
+    contract = "tests/strategies/ranks/contract_deepspeed.py"
+    rank_server.check(ranks, [contract], measured=True, OPTIONS=json.dumps(options))
 
 
 @pytest.mark.timeout(300)
-def test_precision_files_state_and_odd_models() -> None:
-    run_ranks(2, [*PYTEST, "tests/strategies/ranks/cases_deepspeed.py"], measured=True)
+def test_precision_files_state_and_odd_models(rank_server: RankServer) -> None:
+    rank_server.check(2, ["tests/strategies/ranks/cases_deepspeed.py"], measured=True)
 
 
 TRAIN = ["-m", "distributed_training", "train", "run.progress=off", "training.gradient_clip=1.0", "run.deadline=60"]
@@ -51,14 +50,18 @@ DEEPSPEED = [*TRAIN, "strategy=deepspeed", "strategy.zero_stage=3", "training.gr
 
 
 @pytest.mark.timeout(300)
-def test_a_whole_training_is_that_of_one_device_also_when_it_is_resumed(tmp_path: Path) -> None:
-    def train(ranks: int, *arguments: str, strategy: list[str] = DEEPSPEED) -> None:
-        run_ranks(ranks, [*strategy, "training.epochs=2", *arguments], cwd=tmp_path)
+def test_a_whole_training_is_that_of_one_device_also_when_it_is_resumed(
+    rank_server: RankServer, tmp_path: Path
+) -> None:
+    def train(*arguments: str) -> None:
+        words = [*DEEPSPEED, "training.epochs=2", *arguments]
+        rank_server.start(2, words, PWD=str(tmp_path)).succeed()
 
-    train(1, "run.name=alone", strategy=[*TRAIN, "strategy=single"])
-    train(2, "run.name=whole")
-    train(2, "run.name=broken", "run.stop_after_steps=30")
-    train(2, "checkpoint.resume=runs/broken")
+    run_ranks(2, [*DEEPSPEED, "training.epochs=2", "run.name=whole"], cwd=tmp_path)
+    train("run.name=broken", "run.stop_after_steps=30")
+    train("checkpoint.resume=runs/broken")
+    words = [*TRAIN, "strategy=single", "training.epochs=2", "run.name=alone"]
+    rank_server.start_alone(words, PWD=str(tmp_path)).succeed()
     alone, whole, resumed = (
         read_state(max((tmp_path / "runs" / name / "checkpoints").glob("step-*")))
         for name in ("alone", "whole", "broken")

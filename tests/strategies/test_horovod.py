@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.launching import ROOT, environment, run_horovod, run_ranks
+from tests.forked_ranks import RankServer
+from tests.launching import CHECKS, ROOT, run_horovod, run_ranks
 
 from distributed_training.config import StrategyConfig
 from distributed_training.runtime.errors import MissingDependencyError
@@ -18,15 +19,6 @@ from distributed_training.strategies import Place, make_strategy
 RANKS = ROOT / "tests" / "strategies" / "ranks"
 JOB = str(RANKS / "horovod_job.py")
 TRAIN = ["-m", "distributed_training", "train", "training.epochs=2", "run.progress=off", "training.device=cpu"]
-
-
-def run_alone(command: list[str], cwd: Path) -> str:
-    """Run `python COMMAND` in one process; its output."""
-    done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, cwd=cwd, timeout=120, env=environment()
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def losses(run: Path, key: str = "val_loss") -> list[float]:
@@ -44,28 +36,31 @@ def said_by_ranks(done: subprocess.CompletedProcess[str]) -> list[str]:
 @pytest.mark.timeout(300)
 def test_the_contract_and_what_horovod_adds_to_it() -> None:
     checks = [str((RANKS / name).relative_to(ROOT)) for name in ("contract_native.py", "horovod_checks.py")]
-    run_horovod(2, ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *checks], measured=True, STRATEGY="horovod")
+    run_horovod(2, [*CHECKS, *checks], measured=True, STRATEGY="horovod")
 
 
-def test_the_command_line_trains_as_one_process_does(tmp_path: Path) -> None:
+def test_the_command_line_trains_as_one_process_does(rank_server: RankServer, tmp_path: Path) -> None:
     """Without a word about the strategy: it is the launcher's. The learning rate changes in every step."""
     words = ["training.gradient_accumulation=2", "training.gradient_clip=1.0"]
     done = run_horovod(2, [*TRAIN, *words, "run.name=ranks"], cwd=tmp_path)
     assert "strategy horovod: horovodrun started 2 processes" in done.stderr
-    run_alone([*TRAIN, *words, "run.name=alone"], tmp_path)
-    run_alone([*TRAIN, *words, "run.name=one", "strategy=horovod"], tmp_path)  # a world of one
+    for name, strategy in (("alone", "single"), ("one", "horovod")):  # a world of one
+        own = [*TRAIN, *words, f"run.name={name}", f"strategy={strategy}"]
+        rank_server.start_alone(own, PWD=str(tmp_path)).succeed()
     expected = losses(tmp_path / "runs" / "alone")
     assert len(expected) == 2
     assert losses(tmp_path / "runs" / "ranks") == pytest.approx(expected, rel=1e-6)
     assert losses(tmp_path / "runs" / "one") == pytest.approx(expected, rel=1e-6)
 
 
-def test_interrupted_and_resumed_by_another_strategy(tmp_path: Path) -> None:
+def test_interrupted_and_resumed_by_another_strategy(rank_server: RankServer, tmp_path: Path) -> None:
     done = run_horovod(2, [JOB, str(tmp_path), "part", "is_told_to_stop"], check=False)
     assert "interrupted after" in done.stdout, done.stderr
     interrupted = len(losses(tmp_path / "part", "train_loss"))
-    run_alone([JOB, str(tmp_path), "part", "nothing", "checkpoint.resume=auto", "strategy=single"], tmp_path)
-    run_alone([JOB, str(tmp_path), "whole", "nothing"], tmp_path)
+    rank_server.start_alone(
+        [JOB, str(tmp_path), "part", "nothing", "checkpoint.resume=auto", "strategy=single"]
+    ).succeed()
+    rank_server.start_alone([JOB, str(tmp_path), "whole", "nothing"]).succeed()
     assert 0 < interrupted < len(losses(tmp_path / "whole", "train_loss"))
     for key in ("train_loss", "val_loss"):
         assert losses(tmp_path / "part", key) == pytest.approx(losses(tmp_path / "whole", key), rel=1e-5, abs=1e-6)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.launching import ROOT, run, run_mpi, run_ranks
-from tests.strategies.test_horovod import JOB, TRAIN, losses, run_alone
+from tests.forked_ranks import RankServer
+from tests.launching import CHECKS, ROOT, run, run_mpi, run_ranks
+from tests.strategies.test_horovod import JOB, TRAIN, losses
 
 from distributed_training.config import StrategyConfig
 from distributed_training.runtime.errors import ConfigError
@@ -32,7 +33,7 @@ def test_the_contract(strategy: str, options: dict[str, object], ranks: int) -> 
     checks = str((RANKS / "contract_native.py").relative_to(ROOT))
     run_mpi(
         ranks,
-        ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", checks],
+        [*CHECKS, checks],
         measured=True,
         STRATEGY=strategy,
         OPTIONS=json.dumps(options),
@@ -42,15 +43,15 @@ def test_the_contract(strategy: str, options: dict[str, object], ranks: int) -> 
 @pytest.mark.timeout(300)
 def test_compression_and_the_other_strategies_on_mpi() -> None:
     checks = str((RANKS / "mpi_checks.py").relative_to(ROOT))
-    run_mpi(2, ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", checks], measured=True)
+    run_mpi(2, [*CHECKS, checks], measured=True)
 
 
-def test_the_command_line_trains_as_one_process_does(tmp_path: Path) -> None:
+def test_the_command_line_trains_as_one_process_does(rank_server: RankServer, tmp_path: Path) -> None:
     """Without a word about the strategy: the backend is built, so that auto takes it, and says so."""
     words = ["training.gradient_accumulation=2", "training.gradient_clip=1.0"]
     done = run_mpi(2, [*TRAIN, *words, "run.name=ranks"], cwd=tmp_path)
     assert "strategy mpi: mpirun started 2 processes, and the MPI backend is built" in done.stderr
-    run_alone([*TRAIN, *words, "run.name=alone"], tmp_path)
+    rank_server.start_alone([*TRAIN, *words, "run.name=alone", "strategy=single"], PWD=str(tmp_path)).succeed()
     run([sys.executable, *TRAIN, *words, "run.name=one", "strategy=mpi"], cwd=tmp_path)  # without mpirun: alone
     expected = losses(tmp_path / "runs" / "alone")
     assert len(expected) == 2

@@ -323,3 +323,46 @@ def test_shared_payloads_need_a_place() -> None:
         assert len(head) > HEADER_SIZE
         with pytest.raises(PeerError):
             server.receive_data(head)
+
+
+RUN: list[Any] = [0, 4, 0, 1, 6, 0.0, [0, [6, [0, 18, 2, 0], [7, ["a"], [0, 9, 1, 0]]]], [6, 5, 6], [], [], 3]
+"""Three steps of two samples: float32 of 5 columns, and a dict of int64."""
+RUN_SIZE = 64 + 128 + 64
+
+
+def test_a_run_of_steps_is_one_record() -> None:
+    server, _ = opened()
+    server.receive_data(pack_head(Kind.BATCHES, msgpack.packb([[RUN], None]), payload=RUN_SIZE) + bytes(RUN_SIZE))
+    (run,) = server.events()
+    assert isinstance(run, Batch)
+    assert (run.step, run.steps, len(run.ids)) == (4, 3, 6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {10: 0}, {10: 1}, {10: -3}, {10: 4}, {10: True}, {10: 3.0}, {10: None}, {10: 2048},
+        {7: [6, 5, 5]}, {7: [5, 6, 6]}, {7: [3, 10, 6]},
+        {6: [0, [6, [0, 18, 2, 0], [0, 9, 1, 1]]]},
+        {6: [0, [6, [0, 18, 2, 0], [7, ["a"], [0, 9, 1, 0]], [1]]], 8: [None]},
+        {6: [0, [6, [0, 18, 2, 0], [7, ["a"], [4, 0, 2]]]]},
+        {6: [0, [6, [0, 18, 2, 0], [8, "P", ["a"], [0, 9, 1, 0]]]]},
+        {6: [0, [6, [0, 18, 2, 0], [0, 9, 1, 0], [0, 9, 0, 0]]]},
+        {6: [0, [6]], 7: []},
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_be_cut_into_its_steps_is_refused(changes: dict[int, Any]) -> None:
+    server, _ = opened()
+    changed = [changes.get(at, value) for at, value in enumerate(RUN)]
+    with pytest.raises(PeerError):
+        server.receive_data(pack_head(Kind.BATCHES, msgpack.packb([[changed], None]), payload=RUN_SIZE))
+
+
+def test_the_steps_of_runs_count_as_batches_of_their_frame() -> None:
+    server, worker = opened()
+    runs = [[*RUN[:4], 900, *RUN[5:6], RUN[6] if not n else 0, [900, 5, 900], [], [], 450] for n in range(3)]
+    with pytest.raises(PeerError, match="1024 batches"):
+        server.receive_data(pack_head(Kind.BATCHES, msgpack.packb([runs, None]), payload=1 << 20))
+    many = PackedBatch((0, 0, 0, 1, 0.0), memoryview(bytes(8 * 600)), ((1,), [], [None], []), 600)
+    with pytest.raises(MisuseError, match="a frame of"):
+        worker.send_batches(1, [many, many])

@@ -22,7 +22,7 @@ EVERY: list[m.Message] = [
     m.Lease(5, 1, 10, 20, 0, 2, 30.5),
     m.Cancel(5, Reason.TIMEOUT, "too slow"),
     m.Release(5, 12, Reason.SHUTTING_DOWN),
-    m.Progress(1, 9, 64),
+    m.Progress(1, 9, 64, 5, 120, 2),
     m.NoWork(m.Work.LATER, 2.0),
     m.SampleFailed(5, 1, 11, 4321, "cannot read a.png"),
     m.Task(3, "inference", {"top_k": 3, "threshold": 0.5, "full": False, "name": None}),

@@ -6,7 +6,21 @@ import sys
 
 import typer
 
-from distributed_training.cli import audit, config, launch, native, predict, report, train, validate, verify, version
+from distributed_training.cli import (
+    audit,
+    config,
+    doctor,
+    feed,
+    launch,
+    native,
+    predict,
+    report,
+    serve,
+    train,
+    validate,
+    verify,
+    version,
+)
 from distributed_training.config.errors import DistributedTrainingError
 from distributed_training.runtime import failure
 from distributed_training.runtime.threads import keep_waits_short
@@ -36,9 +50,11 @@ Train PyTorch models, the same way on a laptop and on many machines.
 `dtrain verify config.yaml --strategies ddp` proves that two processes train the same
 
 `dtrain launch --nproc 2 -- train config.yaml` trains in two processes
+
+`dtrain serve config.yaml` on a GPU server trains on what `dtrain feed config.yaml --to LINK` loads where the data is
 """,
 )
-for command in (train, validate, predict, report, verify, audit, version):
+for command in (train, serve, feed, validate, predict, report, verify, audit, doctor, version):
     app.command()(getattr(command, command.__name__.rpartition(".")[2]))
 # What comes after the command to launch belongs to it, with or without `--` before it.
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)

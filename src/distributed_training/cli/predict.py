@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from distributed_training.cli.remote import To, predict_remotely
 from distributed_training.cli.settings import Overrides, RunPath, show_logs
 from distributed_training.cli.validate import Which
 
@@ -19,8 +20,19 @@ if TYPE_CHECKING:
 def predict(
     run: RunPath,
     words: Overrides = None,
-    output: Annotated[Path | None, typer.Option(help="A .csv or .npy file; left out, CSV on standard output.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="A .csv or .npy file, with `--to` also .parquet; left out, CSV on standard output."),
+    ] = None,
     checkpoint: Which = "best",
+    to: To = None,
+    top_k: Annotated[int, typer.Option(help="With `--to`: how many of the most likely classes come back.", min=1)] = 1,
+    probabilities: Annotated[
+        bool, typer.Option("--probabilities", help="With `--to`: all probabilities come back, for .npy and .parquet.")
+    ] = False,
+    threshold: Annotated[
+        float, typer.Option(help="With `--to`: the confidence from which on a sample passes.", min=0, max=1)
+    ] = 0.8,
 ) -> None:
     """Predict with a trained model: a row for each held-out sample, or for other data.
 
@@ -31,10 +43,15 @@ def predict(
     `dtrain predict runs/NAME --output predictions.csv`
 
     `dtrain predict runs/NAME data.root=new.csv data.validation_fraction=0 --output predictions.csv`
+
+    `dtrain predict config.yaml --to LINK --output predictions.parquet --top-k 3`  (the model is on a GPU side)
     """
+    show_logs()
+    if to is not None:
+        predict_remotely(run, words, to, output, top_k=top_k, full=probabilities, threshold=threshold)
+        return
     from distributed_training.cli.trained import load_trained
 
-    show_logs()
     with load_trained(run, words, checkpoint) as (job, data, _):
         outputs = job.trainer.predict(data)
         classes, dataset = job.trainer.num_classes, data.dataset

@@ -11,8 +11,10 @@ from distributed_training.checkpoint import CheckpointStore, verify
 from distributed_training.cli.settings import config_of_run
 from distributed_training.data import Loader
 from distributed_training.runtime.errors import CheckpointError
-from distributed_training.runtime.run_directory import RunDirectory
-from distributed_training.training.job import Job, build_job
+from distributed_training.runtime.run_directory import RunDirectory, read_jsonl
+from distributed_training.split.serving import kind_of_data
+from distributed_training.training import Trainer
+from distributed_training.training.job import Job, build_job, build_trainer
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,24 @@ def load_trained(path: Path, overrides: list[str] | None, which: str) -> Iterato
             yield job, data, used
         finally:
             data.close()
+
+
+@contextmanager
+def load_model(path: Path, overrides: list[str] | None, which: str) -> Iterator[tuple[Trainer, Path]]:
+    """(trainer with the run's model, checkpoint used). Where loaders fed the run, no data is needed for it."""
+    run = RunDirectory(path)
+    config = config_of_run(run, overrides)
+    told = [line["told"] for line in read_jsonl(run.ledger_file) if "told" in line]
+    if told:
+        trainer = build_trainer(config, *kind_of_data(told[-1]), run_dir=False)
+    else:
+        job = build_job(config, run_dir=False)
+        job.train_data.close()
+        trainer = job.trainer
+    try:
+        yield trainer, trainer.load(_choose(CheckpointStore(run.checkpoints, config.checkpoint), which))
+    finally:
+        trainer.close()
 
 
 def _choose(store: CheckpointStore, which: str) -> Path:

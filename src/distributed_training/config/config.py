@@ -15,6 +15,7 @@ from distributed_training.config.schema import (
     CheckpointConfig,
     DataConfig,
     EarlyStoppingConfig,
+    FeedConfig,
     ModelConfig,
     NetworkConfig,
     RecordConfig,
@@ -41,6 +42,7 @@ class Config:
     training: TrainingConfig = field(default_factory=TrainingConfig)
     data: DataConfig = field(default_factory=DataConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    feed: FeedConfig = field(default_factory=FeedConfig)
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,12 @@ def load_config(
     return config_from_layers(layers)
 
 
-def config_from_environment(values: Mapping[str, Any], source: str) -> Config:
-    """Given values with the DTRAIN_ variables of the environment over them: so a script can be steered from outside."""
-    own = {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+def config_from_environment(values: Mapping[str, Any], source: str, also: Collection[str] = ()) -> Config:
+    """Given values with the DTRAIN_ variables of the environment over them: so a script can be steered from outside.
+
+    `also` names those of `ENVIRONMENT_NAMES` that count here, too.
+    """
+    own = {name: value for name, value in os.environ.items() if name.startswith(PREFIX) or name in also}
     return config_from_layers([(source, dict(values)), *environment_layers(own, where="environment: ")])
 
 

@@ -157,15 +157,45 @@ class NetworkConfig:
     """Addresses of the machines of a split run."""
 
     gpu_host: str = "127.0.0.1"
-    """Address of the GPU server. Environment: GPU_HOST."""
+    """Address at which the GPU side listens; for loaders, that address or its pairing link. Environment: GPU_HOST."""
     cpu_host: str = "127.0.0.1"
     """Address of the CPU server. Environment: CPU_HOST."""
     port: int = 29500
-    """Port of the GPU server. Environment: TRAINING_PORT."""
+    """Port of the GPU side; further ranks on its machine take the next ones. Environment: TRAINING_PORT."""
 
     def __post_init__(self) -> None:
         check_types(self, "network")
         between("network.port", self.port, 1, 65535)
+
+
+@dataclass(kw_only=True)
+class FeedConfig:
+    """Batches from loaders on other machines (`dtrain serve`, `dtrain feed`). A batch may take `run.deadline`."""
+
+    memory_mb: int = 1024
+    """Batches that may be on their way to the GPU side or wait there at any time, for each rank."""
+    loader_memory_mb: int = 512
+    """Batches that one loader worker may hold ready."""
+    max_steps_ahead: int = 4096
+    """Steps that may be prepared ahead of training, if memory allows. How many are is found out while training."""
+    compression: Literal["auto", "always", "off"] = "auto"
+    """Compress while it makes the link measured faster, whenever it makes batches smaller, or never."""
+    on_bad_sample: Literal["stop", "skip"] = "stop"
+    """When a dataset raises on a sample: end training naming it, or train without it and write it into the ledger."""
+    wait_for_loaders: float = 86400.0
+    """Seconds that training waits while no loader is connected."""
+    wait_for_server: float = 3600.0
+    """Seconds that a loader tries to reach the GPU side before it gives up."""
+    shared_memory: bool = True
+    """Let a loader on the GPU side's own machine hand over batches in shared memory."""
+
+    def __post_init__(self) -> None:
+        check_types(self, "feed")
+        at_least("feed.memory_mb", self.memory_mb, 1)
+        at_least("feed.loader_memory_mb", self.loader_memory_mb, 1)
+        at_least("feed.max_steps_ahead", self.max_steps_ahead, 1)
+        positive("feed.wait_for_loaders", self.wait_for_loaders)
+        positive("feed.wait_for_server", self.wait_for_server)
 
 
 @dataclass(kw_only=True)

@@ -7,13 +7,14 @@ source hands them to the training loop. The loop cannot tell a local loader from
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -82,6 +83,10 @@ class Batch:
     """Ids of the whole step, where `ids` are one rank's share of it."""
     padding: bool = False
     """True where this rank has no share in the step: the sample here is another rank's and counts for nothing."""
+    skipped: np.ndarray | None = None
+    """Samples that the plan has for this step and that are not here, as they could not be loaded."""
+    host: Any = None
+    """The same data on the CPU, where the source has brought `data` to the device already."""
 
     @property
     def rows(self) -> int:
@@ -130,8 +135,19 @@ class BatchSource(ABC):
     exact = True
     """Whether a resumed or distributed run sees the very same batches; False only for streams without sample ids."""
 
+    local = True
+    """Whether the samples come from this machine."""
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What other machines said of their samples: number of classes, shape."""
+        return {}
+
     share = Share()
     """Which part of every step is read: the whole, or one rank's. Set before the first batch."""
+
+    device: torch.device | None = None
+    """Where batches will be computed. A source may bring them there ahead of time; it need not."""
 
     @property
     @abstractmethod
@@ -147,6 +163,13 @@ class BatchSource(ABC):
 
     def describe(self) -> dict[str, Any]:
         """What must be equal for two runs to see the same batches; kept in checkpoints and compared on resume."""
+        return {}
+
+    def heed(self, told_to_stop: Callable[[], bool]) -> None:  # noqa: B027 (for sources that wait)
+        """How to see that training is to stop: a source that waits for others then ends its batches early."""
+
+    def metrics(self) -> dict[str, float]:
+        """What is worth logging of where the batches come from, since the last call."""
         return {}
 
     def close(self) -> None:  # noqa: B027 (optional)

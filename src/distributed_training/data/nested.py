@@ -69,7 +69,7 @@ def split_batch(data: Any, size: int, parts: int) -> list[tuple[int, Any]]:
 def split_sizes(data: Any, sizes: list[int]) -> list[Any]:
     """Cut gathered samples into batches of these sizes: views, made in one call a tensor."""
     if isinstance(data, Tensor):
-        return list(data.split(sizes))
+        return list(data.split_with_sizes(sizes))
     if isinstance(data, Mapping):
         return [dict(zip(data, values)) for values in zip(*(split_sizes(value, sizes) for value in data.values()))]
     columns = zip(*(split_sizes(value, sizes) for value in data))

@@ -1,4 +1,8 @@
-"""Randomness keyed by sample: users' own augmentation draws from the global generators, so these are seeded for it."""
+"""Randomness keyed by sample: users' own augmentation draws from the global generators, so these are seeded for it.
+
+To seed three generators for a sample takes longer than a cheap sample itself. A process that loads and does nothing
+else can find out afterwards whether anything was drawn at all: see `GeneratorWatch`.
+"""
 
 from __future__ import annotations
 
@@ -31,3 +35,60 @@ def seed_for_sample(key: int, sample: int) -> int:
     np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed)  # not torch.manual_seed: that would also touch every GPU
     return seed
+
+
+class GeneratorWatch:
+    """Tells whether anybody drew from the global generators.
+
+    Each has a twin in the same state. As long as nobody else draws, both give the same numbers; that they do so by
+    chance is as likely as to guess 50 bits. To compare states would take many times as long.
+    """
+
+    def __init__(self) -> None:
+        self._python, self._numpy, self._torch = random.Random(), np.random.RandomState(), torch.Generator()
+        self._one, self._other = torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)
+        self.looked_at = False
+        """Whether somebody asked for a seed, to draw from a generator of their own."""
+        self.renew()
+
+    def renew(self) -> None:
+        """Seed the generators and their twins alike."""
+        self.looked_at = False
+        seed = seed_for_sample(_CONSTANT, 0)
+        self._python.seed(seed)
+        self._numpy.seed(seed & 0xFFFFFFFF)
+        self._torch.manual_seed(seed)
+
+    def untouched(self) -> bool:
+        """Whether nothing was drawn since the last call; if something was, all begins anew."""
+        same = (
+            not self.looked_at
+            and random.getrandbits(63) == self._python.getrandbits(63)
+            and np.random.random_sample() == self._numpy.random_sample()
+            and self._one.random_().item() == self._other.random_(generator=self._torch).item()
+        )
+        if not same:
+            self.renew()
+        return same
+
+
+_CONSTANT = 0x6474_7261_696E_0001
+_watch: GeneratorWatch | None = None
+
+
+def claim_generators() -> None:
+    """From here on nobody in this process needs the global generators but for loading samples."""
+    global _watch
+    watch = _watch = GeneratorWatch()
+    ask = torch.initial_seed
+
+    def initial_seed() -> int:
+        watch.looked_at = True
+        return ask()
+
+    torch.initial_seed = torch.random.initial_seed = initial_seed
+
+
+def claimed_generators() -> GeneratorWatch | None:
+    """The watch over the generators, where this process only loads."""
+    return _watch

@@ -56,10 +56,24 @@ def read_steps(
         yield from block.batches(share)
 
 
-def read_blocks(dataset: Dataset, plan: Plan, share: Share, epoch: int, first: int, last: int) -> Iterator[Block]:
-    """Yield the steps [first, last) as they are fetched: many at once where samples lie in memory, else one by one."""
+def read_blocks(
+    dataset: Dataset,
+    plan: Plan,
+    share: Share,
+    epoch: int,
+    first: int,
+    last: int,
+    *,
+    at_once: int = _BYTES_AT_ONCE,
+    gathered: bool = True,
+) -> Iterator[Block]:
+    """Yield the steps [first, last) as they are fetched: many at once where samples lie in memory, else one by one.
+
+    A block has no more than `at_once` bytes, or one step. Not `gathered`, it holds `StoredRows`, for a dataset that
+    has them.
+    """
     size, key, step = plan.batch_size, derive_key(plan.seed, epoch), first
-    together = steps_fetched_together(dataset, plan) * size
+    together = steps_fetched_together(dataset, plan, at_once) * size
     planned = max(1, _IDS_AT_ONCE // size)
     for begin in range(first, last, planned):
         ids = plan.span(epoch, begin, min(begin + planned, last))
@@ -67,14 +81,15 @@ def read_blocks(dataset: Dataset, plan: Plan, share: Share, epoch: int, first: i
             some = ids[offset : offset + together]
             steps = [some[at : at + size] for at in range(0, len(some), size)]
             own = [step_ids[share.rows(len(step_ids))] for step_ids in steps] if share.ranks > 1 else steps
-            data = fetch(dataset, np.concatenate(own) if share.ranks > 1 else some, key)
+            rows = np.concatenate(own) if share.ranks > 1 else some
+            data = fetch(dataset, rows, key) if gathered else dataset.rows(rows)
             yield Block(step, steps, own, data)
             step += len(steps)
 
 
-def steps_fetched_together(dataset: Dataset, plan: Plan) -> int:
+def steps_fetched_together(dataset: Dataset, plan: Plan, at_once: int = _BYTES_AT_ONCE) -> int:
     """How many steps are fetched in one call: several only where that is a mere gather from memory."""
     if dataset.sample_bytes is None:
         return 1
     batch_bytes = max(dataset.sample_bytes * plan.batch_size, 1)
-    return max(1, min(_STEPS_AT_ONCE, _BYTES_AT_ONCE // batch_bytes))
+    return max(1, min(_STEPS_AT_ONCE, at_once // batch_bytes))

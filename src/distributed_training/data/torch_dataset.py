@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from distributed_training.data.arrays import ArrayDataset
 from distributed_training.data.base import Dataset, KeyedDataset
 from distributed_training.data.nested import map_tensors, tensors_in
 from distributed_training.data.plan import extend_key
-from distributed_training.data.randomness import global_generators_kept, seed_for_sample
+from distributed_training.data.randomness import claimed_generators, global_generators_kept, seed_for_sample
 from distributed_training.runtime.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
@@ -34,7 +34,35 @@ def as_dataset(samples: Any, collate: Collate | None = None) -> Dataset:
         return ArrayDataset(samples)
     if not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
         raise DataError(f"{type(samples).__name__} has no __getitem__ and __len__, so it is not a map-style dataset")
-    return TorchDataset(samples, collate or default_collate)
+    return TorchDataset(samples, collate_samples if collate is None or default else collate)
+
+
+def collate_samples(rows: list[Any]) -> Any:
+    """What torch's `default_collate` makes of samples, without its checks of each of them for the usual kinds."""
+    kinds = set(map(type, rows))
+    try:
+        if kinds == {tuple}:
+            return [_column(values) for values in zip(*rows, strict=True)]
+        if kinds == {dict}:
+            return {key: _column([row[key] for row in rows]) for key in rows[0]}
+    except (_UnusualError, RuntimeError, ValueError, KeyError):
+        pass
+    return default_collate(rows)
+
+
+class _UnusualError(Exception):
+    """Samples that only torch's own function can put together, or say why not."""
+
+
+def _column(values: Sequence[Any]) -> torch.Tensor:
+    kinds = set(map(type, values))
+    if kinds == {torch.Tensor}:
+        return torch.stack(values)  # type: ignore[arg-type]
+    if kinds == {int}:
+        return torch.tensor(values)
+    if kinds == {float}:
+        return torch.tensor(values, dtype=torch.float64)
+    raise _UnusualError
 
 
 class TorchDataset(KeyedDataset):
@@ -43,7 +71,7 @@ class TorchDataset(KeyedDataset):
     A dataset with `__getitems__` is asked for the whole batch at once; what is random in it is then keyed by batch.
     """
 
-    def __init__(self, samples: Any, collate: Collate = default_collate) -> None:
+    def __init__(self, samples: Any, collate: Collate = collate_samples) -> None:
         index = None
         # Look through a plain Subset, for its own __getitems__ cannot be keyed by sample; a user's may do more.
         while isinstance(samples, TorchSubset) and type(samples).__getitem__ is TorchSubset.__getitem__:
@@ -52,6 +80,7 @@ class TorchDataset(KeyedDataset):
             samples = samples.dataset
         self._samples, self._collate, self._index = samples, collate, index
         self._whole_batches = hasattr(samples, "__getitems__")
+        self._draws = False  # whether a sample was seen to draw from the global generators
         self.name = type(samples).__name__
         classes = getattr(samples, "classes", None)
         self.num_classes = len(classes) if classes is not None else None
@@ -64,16 +93,37 @@ class TorchDataset(KeyedDataset):
         own = (ids if self._index is None else self._index[ids]).tolist()
         if not own:  # a rank without a share of the last batch: the shape of a sample, no rows
             return map_tensors(lambda t: t[:0], self.fetch_keyed(np.zeros(1, dtype=np.int64), key))
+        rows = self._plain_rows(own)
+        if rows is None:
+            rows = self._seeded_rows(own, key)
+        return _call(self._collate, rows, what=f"{self.name}: collating samples {own[:4]}...")
+
+    def _seeded_rows(self, own: list[int], key: int) -> Any:
         with global_generators_kept():
             if self._whole_batches:
                 seed_for_sample(key, own[0])
-                rows = _call(self._samples.__getitems__, own, what=f"{self.name}: samples {own[0]}, ...")
-            else:
-                rows = []
-                for sample in own:
-                    seed_for_sample(key, sample)
-                    rows.append(_call(self._samples.__getitem__, sample, what=f"{self.name}: sample {sample}"))
-        return _call(self._collate, rows, what=f"{self.name}: collating samples {own[:4]}...")
+                return _call(self._samples.__getitems__, own, what=f"{self.name}: samples {own[0]}, ...")
+            rows = []
+            for sample in own:
+                seed_for_sample(key, sample)
+                rows.append(_call(self._samples.__getitem__, sample, what=f"{self.name}: sample {sample}"))
+            return rows
+
+    def _plain_rows(self, own: list[int]) -> list[Any] | None:
+        """The samples, if nothing is random in them, in a process that can tell; else None, and what was loaded here
+        counts for nothing. The same for an error: seeded, it is raised with the name of its sample."""
+        watch = claimed_generators()
+        if watch is None or self._draws or self._whole_batches:
+            return None
+        load, watch.looked_at = self._samples.__getitem__, False
+        try:
+            rows = [load(sample) for sample in own]
+        except Exception:
+            rows = None
+        if watch.untouched():
+            return rows
+        self._draws = True
+        return None
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.name}:{len(self)}".encode())

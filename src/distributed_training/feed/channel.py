@@ -18,6 +18,7 @@ _MOST_VIEWS = 512  # of one sendmsg; the system's own limit is 1024
 _RECORD = 16 << 10  # bytes of a TLS record
 _FEW_VIEWS, _CALL = 128, 1 << 20  # more than a few views of one sendmsg only up to so many bytes: each has its price
 _SEND_AT_ONCE = 4 << 20  # so that what arrives is looked at between
+_WORTH_WAKING = 128 << 10  # bytes of a payload; each time takes the interpreter from whoever computes
 
 _SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
@@ -56,8 +57,17 @@ class Channel:
         self._poll = select.poll()
         self._poll.register(self._wakes, select.POLLIN)
         self._registered = 0
+        self._least = 1
         self._out: list[memoryview] = []
         self._sent = 0  # bytes of the first view that are gone
+
+    @property
+    def own_address(self) -> str:
+        """The address of this side; empty where there is none any more."""
+        try:
+            return str(self._socket.getsockname()[0])
+        except OSError:
+            return ""
 
     # -- TLS
 
@@ -169,10 +179,17 @@ class Channel:
 
     # -- waiting
 
-    def wait(self, seconds: float) -> None:
-        """Until something can be received, or sent if there is something to send; until woken; until time is over."""
+    def wait(self, seconds: float, missing: int = 0) -> None:
+        """Until something can be received, or sent if there is something to send; until woken; until time is over.
+
+        While so many bytes are `missing` of a payload, a few of them are not worth waking up for.
+        """
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
             return
+        least = max(1, min(missing, _WORTH_WAKING)) if not self._tls else 1
+        if least != self._least:
+            self._least = least
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
         self._wait(select.POLLIN | (select.POLLOUT if self._out else 0) | self._wanted_by_tls, seconds)
 
     def _wait(self, events: int, seconds: float) -> None:

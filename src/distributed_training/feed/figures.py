@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+
+@dataclass
+class Counts:
+    """What a feed counts as it goes; the names are those of `Figures`."""
+
+    since: float = field(default_factory=time.monotonic)
+    steps: int = 0
+    samples: int = 0
+    bytes: int = 0
+    waited: float = 0.0
+    loading: float = 0.0
+
+    def wait_share(self, now: float) -> float:
+        """Part of the time so far that training waited for batches."""
+        return min(1.0, self.waited / max(now - self.since, 1e-9))
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -18,47 +17,43 @@ from distributed_training.data.base import Share
 from distributed_training.data.plan import PLAN_VERSION, Plan
 from distributed_training.feed.arrivals import Arrival, BadSample, Peer
 from distributed_training.feed.credit import Credit
-from distributed_training.feed.figures import Figures
+from distributed_training.feed.figures import Counts, Figures
 from distributed_training.feed.horizon import Horizon
-from distributed_training.feed.planning import PlannedIds, facts_of, plan_from
+from distributed_training.feed.planning import EpochPlan, PlannedIds, facts_of, plan_from
 from distributed_training.feed.sequencer import Sequencer
 from distributed_training.feed.settings import FeedSettings
-from distributed_training.runtime.errors import DataError, DistributedTrainingError, FeedError
+from distributed_training.feed.waiting import Waiting
+from distributed_training.runtime.errors import DataError, DistributedTrainingError
 from distributed_training.wire import Expected, Reason, refusal
+from distributed_training.wire.fields import Fact
 from distributed_training.wire.messages import Cancel, Join, Lease, Message, Progress, Refused
 from distributed_training.wire.messages import Credit as CreditMessage
 
 logger = logging.getLogger(__name__)
 
 _LOOK = 1.0  # seconds between two looks at what training waits for
-_SAY_AGAIN = 60.0  # seconds between two lines that say that training waits
 _FEW = 64  # steps that training takes at a time
-
-
-@dataclass
-class _Counts:
-    since: float
-    steps: int = 0
-    samples: int = 0
-    bytes: int = 0
-    waited: float = 0.0
-    loading: float = 0.0
-
-
-@dataclass
-class _Waiting:
-    """One wait of the training thread."""
-
-    since: float
-    alone_since: float | None = None
-    said: float = 0.0
+_GRACE = 10.0  # seconds that a step may still take to come after a wish to stop, where others wait for this process
 
 
 class Hub:
     """Shared by all threads of a feed. Methods take the lock themselves."""
 
-    def __init__(self, settings: FeedSettings, plan: Plan | None, dataset: str | None, epochs: int | None) -> None:
-        self.settings, self.plan, self.dataset, self.epochs = settings, plan, dataset, epochs
+    def __init__(
+        self,
+        settings: FeedSettings,
+        plan: Plan | None,
+        dataset: str | None,
+        epochs: int | None,
+        facts: Mapping[str, Fact] | None = None,
+    ) -> None:
+        self.settings, self.dataset, self.epochs = settings, dataset, epochs
+        self.plan: Plan | None = None
+        self.validation: Plan | None = None
+        """Steps of held-out samples that follow those of training in every epoch; the first loader brings them."""
+        self.told: dict[str, Fact] = {}
+        """All that the first loader said of its data."""
+        self._expected: dict[str, Fact] = dict(facts or {})
         self.share = Share()
         self.skipped: list[BadSample] = []
         self.told_to_stop: Callable[[], bool] = lambda: False
@@ -70,20 +65,19 @@ class Hub:
         self._horizon = Horizon(most=settings.max_steps_ahead)
         self._sequencer: Sequencer[Arrival] | None = None
         self._ids: PlannedIds | None = None
-        self._counts = _Counts(time.monotonic())
+        self._counts = Counts()
         self._largest = 0
         self._taken = 0  # bytes of what training took last
         self._stopped: DistributedTrainingError | None = None
         self._last_arrival = time.monotonic()
         if plan is not None:
-            self._use(plan)
+            self._use(EpochPlan(plan))
+            self._expected = facts_of(EpochPlan(plan))
 
-    def _use(self, plan: Plan) -> None:
-        self.plan = plan
+    def _use(self, plan: EpochPlan) -> None:
+        self.plan, self.validation = plan.train, plan.validation
         self._ids = PlannedIds(plan)
-        self._sequencer = Sequencer(
-            plan.steps_per_epoch, lease=self.settings.lease, shortest_lease=self.settings.shortest_lease
-        )
+        self._sequencer = Sequencer(plan.steps, lease=self.settings.lease, shortest_lease=self.settings.shortest_lease)
 
     @property
     def sequencer(self) -> Sequencer[Arrival]:
@@ -98,18 +92,11 @@ class Hub:
         with self._lock:
             if self._stopped is not None:
                 return Refused(Reason.SHUTTING_DOWN, str(self._stopped))
-            if self.plan is None:
-                if join.plan != PLAN_VERSION:
-                    return refusal(join, Expected(plan=PLAN_VERSION))
-                try:
-                    plan = plan_from(join.facts)
-                except DataError as error:
-                    return Refused(Reason.CONFIG, str(error))
-                self._use(plan)
-            assert self.plan is not None
-            expected = Expected(dataset=self.dataset, plan=PLAN_VERSION, facts=facts_of(self.plan))
-            refused = refusal(join, expected)
+            refused = refusal(join, Expected(dataset=self.dataset, plan=PLAN_VERSION, facts=self._expected))
+            if refused is None and self.plan is None:
+                refused = self._take_plan(join)
             if refused is None:
+                self._take_facts(join)
                 self.dataset = join.dataset
                 self._peers[peer.name] = peer
                 self._cancels[peer.name] = []
@@ -118,6 +105,26 @@ class Hub:
                 self._last_arrival = time.monotonic()
                 self._lock.notify_all()
             return refused
+
+    def _take_plan(self, join: Join) -> Refused | None:
+        """The first loader says what an epoch is; all others must say the same."""
+        try:
+            plan = plan_from(join.facts)
+        except DataError as error:
+            return Refused(Reason.CONFIG, str(error))
+        self._use(plan)
+        self._expected |= facts_of(plan)
+        if plan.validation is not None:
+            self._expected["validation_dataset"] = join.facts.get("validation_dataset")
+        return None
+
+    def _take_facts(self, join: Join) -> None:
+        """What a loader says beside its plan is of use where nobody said it before."""
+        if not self.told:
+            self.told = dict(join.facts)
+        epochs = join.facts.get("epochs")
+        if self.epochs is None and type(epochs) is int and epochs > 0:
+            self.epochs = epochs
 
     def leave(self, peer: Peer) -> None:
         """A connection ended: what it was to bring is for others."""
@@ -200,6 +207,16 @@ class Hub:
         assert self._ids is not None
         return self._ids(epoch, step)
 
+    def run_ids(self, epoch: int, first: int, steps: int) -> list[np.ndarray]:
+        """Ids of each of some neighbouring steps."""
+        assert self._ids is not None
+        return self._ids.run(epoch, first, steps)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps of training and validation together, as leases and batches number them."""
+        return self.sequencer.steps_per_epoch
+
     def orders(self, peer: Peer) -> list[Message]:
         """What a connection is to be told now: credit, leases, leases taken back."""
         messages: list[Message] = []
@@ -221,12 +238,16 @@ class Hub:
             first = True
             while (grant := sequencer.grant(peer.name, now)) is not None:
                 if first:
-                    epoch, step = divmod(sequencer.position, sequencer.steps_per_epoch)
-                    messages.append(Progress(epoch, step, sequencer.horizon))
+                    messages.append(self._progress(sequencer, now))
                     first = False
                 rank, ranks = self.share.rank, self.share.ranks
                 messages.append(Lease(grant.lease, grant.epoch, grant.first, grant.last, rank, ranks, grant.seconds))
         return messages
+
+    def _progress(self, sequencer: Sequencer[Arrival], now: float) -> Progress:
+        epoch, step = divmod(sequencer.position, sequencer.steps_per_epoch)
+        waited = int(1000 * self._counts.wait_share(now))
+        return Progress(epoch, step, sequencer.horizon, sequencer.depth, waited, len(self._peers))
 
     def _make_room(self, peer: Peer) -> None:
         """The step that training waits for has no room to arrive: throw away what is needed last, to load it again."""
@@ -253,9 +274,10 @@ class Hub:
     def wait_for_plan(self) -> Plan:
         """The plan, which the first worker brings where this side was given none."""
         with self._lock:
-            waiting = _Waiting(time.monotonic())
+            waiting = Waiting("the first loader, which says what the data is", self.settings)
+            waiting.said = waiting.since  # that it waits now is no news
             while self.plan is None or self.dataset is None:
-                self._check_wait(waiting, "the first loader, which says what the data is")
+                self._check_wait(waiting)
                 self._lock.wait(_LOOK)
             return self.plan
 
@@ -264,26 +286,39 @@ class Hub:
         self.wait_for_plan()
         with self._lock:
             sequencer = self.sequencer
+            self._credit.waiting -= self._taken
             if sequencer.position != epoch * sequencer.steps_per_epoch + step or not sequencer.end:
                 sequencer.seek(epoch, step, max(epoch + 1, self.epochs or 0))
                 self._credit.waiting = sum(arrival.size for arrival in sequencer.items())
             elif sequencer.end < (epoch + 1) * sequencer.steps_per_epoch:
                 sequencer.end = (epoch + 1) * sequencer.steps_per_epoch
             self._taken = 0
+            if not self._counts.steps:  # what was before the first step was no training
+                self._counts.since = time.monotonic()
             sequencer.horizon = self._horizon.steps
             for worker, lease in sequencer.cancelled():
                 self._cancels[worker].append(Cancel(lease, Reason.CANCELLED, "training went elsewhere"))
             for peer in self._peers.values():
                 peer.wake()
 
-    def take(self, most: int) -> list[tuple[int, Arrival]]:
-        """The next steps in order, waiting for the first of them. What was taken before may be forgotten now."""
+    @property
+    def ready(self) -> bool:
+        """Whether the next step is here: `take` would not wait."""
+        with self._lock:
+            return self.sequencer.ready
+
+    def take(self, most: int, *, patient: bool = False) -> list[tuple[int, Arrival]]:
+        """The next steps in order, waiting for the first of them. What was taken before may be forgotten now.
+
+        A wish to stop ends the wait by StoppedWaiting: at once, or, where it is `patient`, if the step does not come
+        soon.
+        """
         with self._lock:
             sequencer = self.sequencer
             self._credit.waiting -= self._taken
             self._taken = 0
             if not sequencer.ready:
-                self._wait(f"step {sequencer.position % sequencer.steps_per_epoch}")
+                self._wait(f"step {sequencer.position % sequencer.steps_per_epoch}", _GRACE if patient else 0.0)
             taken = sequencer.take(max(1, min(most, _FEW, self._horizon.steps // 8)))
             self._taken = sum([arrival.size for _, arrival in taken])
             self._counts.steps += len(taken)
@@ -294,53 +329,34 @@ class Hub:
             self._wake_blocked()
             return taken
 
-    def _wait(self, what: str) -> None:
+    def _wait(self, what: str, grace: float) -> None:
         """Until the next step is here. The lock is held, and let go while waiting."""
         sequencer, start = self.sequencer, time.monotonic()
-        waiting = _Waiting(start)
+        waiting = Waiting(what, self.settings, grace, start)
         self._horizon.waited()
         sequencer.horizon = self._horizon.steps
         self._last_arrival = max(self._last_arrival, start)
         try:
             while not sequencer.ready:
-                self._check_wait(waiting, what)
+                self._check_wait(waiting)
                 self._wake_hungry()
                 self._wake_blocked()
                 now, late = time.monotonic(), sequencer.expires()
                 self._lock.wait(min(_LOOK, max(0.01, late - now)) if late is not None else _LOOK)
         finally:
             self._counts.waited += time.monotonic() - start
-        if waiting.said:
-            logger.warning("batches come again; training goes on")
+        waiting.over()
 
-    def _check_wait(self, waiting: _Waiting, what: str) -> None:
+    def _check_wait(self, waiting: Waiting) -> None:
         """Whether it still makes sense to wait; says so now and then."""
         if self._stopped is not None:
             raise self._stopped
-        if self.told_to_stop():
-            raise FeedError(f"told to stop while training waited for {what}")
-        now = time.monotonic()
+        waiting.heed(self.told_to_stop())
         if self._peers:
-            waiting.alone_since = None
-            quiet = now - max(self._last_arrival, waiting.since)
-            if quiet > self.settings.deadline:
-                holders = ", ".join(self.sequencer.waits_for()) or "nobody"
-                raise FeedError(
-                    f"{what} did not come within {self.settings.deadline:g} s though {len(self._peers)} loader workers "
-                    f"are connected (lent to {holders}); see what they do, or raise run.deadline if batches take so "
-                    "long"
-                )
-            return
-        if waiting.alone_since is None:
-            waiting.alone_since = now
-        alone = now - waiting.alone_since
-        if alone > self.settings.absence:
-            raise FeedError(
-                f"no loader came within {self.settings.absence:g} s; start one with the pairing link of this run"
-            )
-        if alone > 1.0 and now - waiting.said > _SAY_AGAIN:
-            waiting.said = now
-            logger.warning("no loader is connected: training waits for %s (since %.0f s)", what, alone)
+            holders = self.sequencer.waits_for() if self._sequencer is not None else []
+            waiting.with_loaders(len(self._peers), self._last_arrival, holders)
+        else:
+            waiting.alone()
 
     def _stop(self, error: DistributedTrainingError) -> None:
         self._stopped = error

@@ -1,19 +1,20 @@
-"""A worker's way in: dial, prove the token, say what it has, be welcome or hear why not."""
+"""The way in of a worker or client: dial, prove the token, say what it has, be welcome or hear why not."""
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
+import random
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from distributed_training._version import __version__
-from distributed_training.data.plan import PLAN_VERSION, Plan
+from distributed_training.data.plan import PLAN_VERSION
 from distributed_training.feed.channel import Channel, dial
 from distributed_training.feed.compression import CODECS
 from distributed_training.feed.pairing import PairingLink
-from distributed_training.feed.planning import facts_of
 from distributed_training.feed.settings import LoaderSettings
 from distributed_training.feed.shared import host_id
 from distributed_training.feed.tls import check_fingerprint, client_context
@@ -24,8 +25,12 @@ from distributed_training.wire.messages import Error, Join, Refused, Welcome
 
 if TYPE_CHECKING:
     from distributed_training.wire.events import Event
+    from distributed_training.wire.fields import Fact
+
+logger = logging.getLogger(__name__)
 
 _CONNECT = 10.0  # seconds for one attempt, handshake included
+_SAY = 5.0  # seconds of vain attempts after which a person should know
 _FINAL = {
     Reason.DATASET, Reason.PLAN, Reason.CONFIG, Reason.ROLE, Reason.VERSION, Reason.ADDRESS,
     Reason.TOKEN_NEEDED, Reason.TOKEN_UNEXPECTED, Reason.TOKEN_WRONG,
@@ -39,8 +44,11 @@ _REJECTIONS = {
 }
 
 
+_KINDS = {Role.WORKER: "loader", Role.CLIENT: "client"}
+
+
 class RefusedError(FeedError):
-    """The GPU side does not take this loader, and will not change its mind."""
+    """The GPU side does not take this loader or client, and will not change its mind."""
 
 
 class LostError(FeedError):
@@ -49,7 +57,7 @@ class LostError(FeedError):
 
 @dataclass
 class Joined:
-    """A connection on which this worker is welcome."""
+    """A connection on which this worker or client is welcome."""
 
     channel: Channel
     connection: Connection
@@ -59,35 +67,56 @@ class Joined:
     """What came right after it."""
 
 
-def join_server(link: PairingLink, plan: Plan, dataset: str, settings: LoaderSettings) -> Joined:
+def join_patiently(
+    link: PairingLink, facts: dict[str, Fact], dataset: str, settings: LoaderSettings, role: Role = Role.WORKER
+) -> Joined:
+    """As `join_server`, tried again for as long as the settings say. FeedError where that is over."""
+    pause, since, said = settings.first_pause, time.monotonic(), False
+    while True:
+        try:
+            return join_server(link, facts, dataset, settings, role)
+        except LostError as error:
+            waited = time.monotonic() - since
+            if waited > settings.patience:
+                raise FeedError(f"gave up after {waited:.0f} s: {error}; is the GPU side running?") from None
+            if waited > _SAY and not said:
+                said = True
+                logger.warning("%s; trying again for %.0f s", error, settings.patience)
+            time.sleep(pause * random.uniform(0.5, 1.0))  # many workers must not come all at once
+            pause = min(2 * pause, settings.longest_pause)
+
+
+def join_server(
+    link: PairingLink, facts: dict[str, Fact], dataset: str, settings: LoaderSettings, role: Role = Role.WORKER
+) -> Joined:
     """Connect. RefusedError where that makes no sense to try again, LostError where it does."""
     deadline = time.monotonic() + _CONNECT
     try:
-        channel = dial(link.host, link.port, _CONNECT, client_context() if link.fingerprint else None)
+        channel = dial(link.host, link.port, _CONNECT, client_context() if link.encrypted else None)
     except OSError as error:
         raise LostError(f"{link.address} cannot be reached: {error.strerror or error}") from None
     try:
         binding = b""
-        if link.fingerprint is not None:
+        if link.encrypted:
             binding = check_fingerprint(channel.shake_hands(deadline), link.fingerprint, link.address)
         locate = (lambda *_: None) if settings.shared_memory else None  # nothing is ever sent to us that way
-        connection = Connection(Role.WORKER, token=link.token, binding=binding, locate=locate)
+        connection = Connection(role, token=link.token, binding=binding, locate=locate)
         joined = Joined(channel, connection)
-        _shake_hands(joined, link, _join_message(plan, dataset, settings), deadline)
+        _shake_hands(joined, link, _join_message(facts, dataset, settings), deadline)
         return joined
     except (OSError, PeerError) as error:
         channel.close()
-        raise LostError(f"{link.address}: {error}") from None
+        raise LostError(f"{link.address}: {error}{_hint(link)}") from None
     except BaseException:
         channel.close()
         raise
 
 
-def _join_message(plan: Plan, dataset: str, settings: LoaderSettings) -> Join:
+def _join_message(facts: dict[str, Fact], dataset: str, settings: LoaderSettings) -> Join:
     name = f"{platform.node()}/{os.getpid()}"
     codecs = tuple(CODECS) if settings.compression != "off" else ()
     host = host_id() if settings.shared_memory else ""
-    return Join(name, __version__, dataset, PLAN_VERSION, facts_of(plan), codecs, host, DEFAULT_MAX_PAYLOAD)
+    return Join(name, __version__, dataset, PLAN_VERSION, facts, codecs, host, DEFAULT_MAX_PAYLOAD)
 
 
 def _shake_hands(joined: Joined, link: PairingLink, join: Join, deadline: float) -> None:
@@ -119,15 +148,21 @@ def _hear(joined: Joined, link: PairingLink, event: Event) -> None:
         text = _REJECTIONS.get(event.reason, event.reason.name.lower().replace("_", " "))
         raise _kind(event.reason)(f"{link.address} refused the connection: {text}")
     if isinstance(event, Refused):
-        raise _kind(event.reason)(f"{link.address} does not take this loader: {event.text}")
+        kind = _KINDS[joined.connection.role]
+        raise _kind(event.reason)(f"{link.address} does not take this {kind}: {event.text}")
     if isinstance(event, Lost):
-        raise LostError(f"{link.address} ended the connection during the handshake")
+        raise LostError(f"{link.address} ended the connection during the handshake{_hint(link)}")
     if isinstance(event, Error):
         raise LostError(f"{link.address} reports: {event.text}")
     if isinstance(event, Welcome):
         joined.facts = dict(event.facts)
     elif joined.connection.is_open:
         joined.early.append(event)
+
+
+def _hint(link: PairingLink) -> str:
+    """A server that listens for other machines speaks TLS only, and cannot say so to a peer that does not."""
+    return "" if link.encrypted else "; if other machines may connect to it, take the whole pairing link that it prints"
 
 
 def _kind(reason: Reason) -> type[FeedError]:

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
@@ -17,12 +17,16 @@ import torch
 
 from distributed_training.data.base import Dataset
 from distributed_training.data.plan import Plan
+from distributed_training.data.randomness import claim_generators
+from distributed_training.feed.course import Course, Part
 from distributed_training.feed.pairing import PairingLink
 from distributed_training.feed.settings import LoaderSettings
 from distributed_training.feed.worker import Board, Work, Worker
 from distributed_training.runtime.allocator import keep_freed_memory
-from distributed_training.runtime.errors import DataError, DistributedTrainingError, FeedError
+from distributed_training.runtime.errors import DistributedTrainingError, FeedError
+from distributed_training.runtime.forking import garbage_stays_here
 from distributed_training.runtime.signals import end_with_parent
+from distributed_training.wire.fields import Fact
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +50,15 @@ class LoaderFigures:
     loading: float
     """Seconds of all workers together that went into loading."""
     restarts: int
+    epoch: int = 0
+    step: int = 0
+    """Where training was when it was last heard of."""
+    queue: int = 0
+    """Steps that were ready there."""
+    waited: float = 0.0
+    """Part of the time that it has waited for batches."""
+    loaders: int = 0
+    """Workers of all loaders that were connected to it."""
 
 
 @dataclass
@@ -63,7 +76,11 @@ class _Process:
 
 
 class Loader:
-    """Batches of a dataset for a GPU side elsewhere. Several links are the ranks of a job, which share the workers."""
+    """Batches of a dataset for a GPU side elsewhere. Several links are the ranks of a job, which share the workers.
+
+    With `validation` it also brings held-out samples after the training steps of every epoch. `facts` are told to the
+    GPU side along with the plan: the number of epochs, for one, where that side has no config of its own.
+    """
 
     def __init__(
         self,
@@ -74,13 +91,15 @@ class Loader:
         workers: int = 1,
         settings: LoaderSettings | None = None,
         on_figures: Callable[[LoaderFigures], None] | None = None,
+        validation: tuple[Dataset, Plan] | None = None,
+        facts: Mapping[str, Fact] | None = None,
     ) -> None:
         links = [link] if isinstance(link, (str, PairingLink)) else list(link)
         if workers < len(links):
             raise FeedError(f"{workers} loader workers for {len(links)} ranks; each rank needs at least one")
-        if plan.samples != len(dataset):
-            raise DataError(f"the plan is for {plan.samples} samples, but the dataset has {len(dataset)}")
-        self._work = Work(dataset, dataset.fingerprint(), plan, settings or LoaderSettings())
+        held_out = Part(*validation) if validation is not None else None
+        course = Course(Part(dataset, plan), held_out, dict(facts or {}))
+        self._work = Work(course, dataset.fingerprint(), course.all_facts(), settings or LoaderSettings())
         self._links = [PairingLink.parse(one) if isinstance(one, str) else one for one in links]
         self._workers, self._on_figures = workers, on_figures
         self._processes: list[_Process] = []
@@ -119,6 +138,7 @@ class Loader:
             bytes=int(self._gone[1] + sum(board.bytes for board in boards)),
             loading=self._gone[2] + sum(board.loading for board in boards),
             restarts=self._restarts,
+            **_furthest(boards),
         )
 
     @property
@@ -149,7 +169,8 @@ class Loader:
             args=(self._work, link, board, writing, os.getpid()),
             name=f"dtrain feed worker {number}",
         )
-        process.start()
+        with garbage_stays_here():
+            process.start()
         os.close(writing)
         return _Process(number, link, board, process, reading, time.monotonic(), early)
 
@@ -187,6 +208,15 @@ class Loader:
             self._gone[at] += value
 
 
+def _furthest(boards: Sequence[Board]) -> dict[str, Any]:
+    """What the worker knows of training that has heard of it last."""
+    board = max(boards, key=lambda board: (board.epoch, board.step), default=None)
+    if board is None:
+        return {}
+    whole = {name: int(getattr(board, name)) for name in ("epoch", "step", "queue", "loaders")}
+    return {**whole, "waited": board.waited / 1000}
+
+
 def _death(code: int | None) -> str:
     if code is not None and code < 0:
         return signal.Signals(-code).name
@@ -211,6 +241,7 @@ def _main(work: Work, link: PairingLink, board: Board, errors: int, parent: int)
     board.set("begun", 1.0)
     torch.set_num_threads(1)
     keep_freed_memory()
+    claim_generators()
     sys.setswitchinterval(_SWITCH)
     try:
         Worker(work, link, board).run()

@@ -56,9 +56,10 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name=f"feed to {link.address}", daemon=True)
         self._channel, self._connection = joined.channel, joined.connection
         self._address, self._memory, self._silence = link.address, min(memory, _READY), silence
-        self.sent_batches = self.sent_bytes = 0
+        self.sent_batches = self.sent_bytes = self.received_bytes = 0
         self.position = (0, 0)
         """(epoch, step) that training is at, as last heard."""
+        self.progress = Progress(0, 0, 0, 0, 0, 0)
         self.facts = joined.facts
         self.finished = False
         self.bandwidth: float | None = None
@@ -182,6 +183,7 @@ class Outbox:
                     self._wait()
                 continue
             self._heard = time.monotonic()
+            self.received_bytes += size
             if size == 0:
                 connection.receive_eof()
             else:
@@ -209,7 +211,7 @@ class Outbox:
                 self._cancelled.add(event.lease)
                 self._leases = deque(lease for lease in self._leases if lease.lease != event.lease)
         elif isinstance(event, Progress):
-            self.position = (event.epoch, event.step)
+            self.position, self.progress = (event.epoch, event.step), event
         elif isinstance(event, Credit):
             self._blocked = 0
         elif isinstance(event, Ping):
@@ -285,7 +287,8 @@ class Outbox:
                 blocked = 0
                 self._frames.popleft()
                 self._held -= frame.size
-                self.sent_batches += len(frame.batches)
+                self.sent_batches += sum([batch.steps for batch in frame.batches])
+                self.sent_bytes += frame.size if frame.place is not None else 0  # else they are counted on their way
                 self._changed.notify_all()
                 self._connection.send_batches(frame.lease, frame.batches, frame.place)
                 self._channel.queue(self._connection.data_to_send())

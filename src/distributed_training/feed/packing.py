@@ -1,59 +1,98 @@
-"""Batches made ready to be sent, many at once where they were fetched together."""
+"""Batches made ready to be sent; those that were fetched together, as runs of neighbouring steps."""
 
 from __future__ import annotations
 
-from distributed_training.data.base import Share
-from distributed_training.data.nested import tensors_in
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from distributed_training.data.base import Share, StoredRows
 from distributed_training.data.steps import Block
+from distributed_training.feed.rows import Rows
 from distributed_training.feed.tensors import as_raw
 from distributed_training.wire import PackedBatch, pack_batch
+from distributed_training.wire.batches import id_bytes
 from distributed_training.wire.messages import Lease
 from distributed_training.wire.tensors import describe
 
+RUN = 2 << 20
+"""Bytes of small batches that travel together: enough for what each frame costs, few enough for a cache."""
+SHARED_RUN = 4 << 20
+"""The same in shared memory, where nothing but the news of it is sent."""
+_MOST = 64
 
-def pack(lease: Lease, block: Block, seconds: float) -> list[PackedBatch]:
-    """The steps of a block, which took so many seconds to load."""
-    together = _pack_together(lease, block, seconds) if len(block.steps) > 1 else None
+
+def pack(lease: Lease, block: Block, seconds: float, run: int = RUN) -> list[PackedBatch]:
+    """The steps of a block, which took so many seconds to load; in runs of about `run` bytes."""
+    together = _pack_together(lease, block, seconds, run) if len(block.steps) > 1 else None
     return together if together is not None else _pack_steps(lease, block, seconds)
 
 
-def _pack_together(lease: Lease, block: Block, seconds: float) -> list[PackedBatch] | None:
-    """All steps of a block; None where they are not mere rows of tensors and have to be taken one by one.
+def _pack_together(lease: Lease, block: Block, seconds: float, run: int) -> list[PackedBatch] | None:
+    """All steps of a block as runs; None where they are not mere rows of tensors and have to be taken one by one.
 
-    The block is described once. Each step is then a piece of each of its buffers: what is said of it differs only in
-    the number of rows.
+    The block is described once. A run of steps of equal size is a piece of each of its buffers: what is said of it
+    differs only in the number of rows.
     """
     rows = [len(ids) for ids in block.own]
     total = sum(rows)
-    tensors = list(tensors_in(block.data))
-    if not all(tensor.ndim and len(tensor) == total for tensor in tensors):
+    shapes = list(_shapes_in(block.data))
+    if not all(shape and shape[0] == total for shape in shapes):
         return None
     whole = describe(block.data, as_raw)
-    if whole.values or len(whole.buffers) != len(tensors) or len(whole.dims) != sum(t.ndim for t in tensors):
+    if whole.values or len(whole.buffers) != len(shapes) or len(whole.dims) != sum(map(len, shapes)):
         return None
-    widths = [len(buffer) // total for buffer in whole.buffers]
-    first_dims = []
-    at = 0
-    for tensor in tensors:
-        first_dims.append(at)
-        at += tensor.ndim
+    first_dims = [sum(map(len, shapes[:at])) for at in range(len(shapes))]
+    width = 8 + sum([len(buffer) // total for buffer in whole.buffers])
+    ids = id_bytes(np.concatenate(block.own))
     packed: list[PackedBatch] = []
-    known: dict[int, list[int]] = {}
     start = 0
-    each = seconds / len(rows)
-    for step, (ids, size) in enumerate(zip(block.own, rows), block.first):
-        dims = known.get(size)
-        if dims is None:
-            dims = list(whole.dims)
-            for at in first_dims:
-                dims[at] = size
-            known[size] = dims
-        end = start + size
-        buffers = [buffer[start * width : end * width] for buffer, width in zip(whole.buffers, widths)]
-        head = (lease.epoch, step, lease.rank, lease.ranks, each)
-        packed.append(PackedBatch(head, ids, (whole.tree, dims, [], buffers)))
+    for first, steps, size in _runs(rows, max(1, run // width)):
+        dims = list(whole.dims)
+        for at in first_dims:
+            dims[at] = steps * size
+        end = start + steps * size
+        buffers = [_part(buffer, start, end, total) for buffer in whole.buffers]
+        head = (lease.epoch, block.first + first, lease.rank, lease.ranks, seconds * steps / len(rows))
+        packed.append(PackedBatch(head, ids[start * 8 : end * 8], (whole.tree, dims, [], buffers), steps))
         start = end
     return packed
+
+
+def _runs(rows: list[int], enough: int) -> Iterator[tuple[int, int, int]]:
+    """(first step, steps, rows of each) of neighbouring steps of equal size, up to `enough` rows together."""
+    first = 0
+    while first < len(rows):
+        most = max(1, min(_MOST, enough // max(1, rows[first])))
+        last = first + 1
+        while last < len(rows) and last - first < most and rows[last] == rows[first]:
+            last += 1
+        yield first, last - first, rows[first]
+        first = last
+
+
+def _shapes_in(data: Any) -> Iterator[tuple[int, ...]]:
+    """Shapes of the tensors of a batch, those that are not gathered included."""
+    if isinstance(data, StoredRows):
+        yield (len(data.ids), *data.tensor.shape[1:])
+    elif isinstance(data, (tuple, list)):
+        for value in data:
+            yield from _shapes_in(value)
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            yield from _shapes_in(value)
+    elif isinstance(data, Tensor):
+        yield tuple(data.shape)
+
+
+def _part(buffer: Any, first: int, last: int, total: int) -> Any:
+    """Some rows of a buffer of so many."""
+    if isinstance(buffer, Rows):
+        return buffer.part(first, last)
+    width = len(buffer) // total
+    return buffer[first * width : last * width]
 
 
 def _pack_steps(lease: Lease, block: Block, seconds: float) -> list[PackedBatch]:

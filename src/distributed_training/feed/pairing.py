@@ -2,6 +2,8 @@
 
 dtrain://TOKEN@host:port?fp=SHA256        off this machine: token and certificate
 dtrain://127.0.0.1:port                   on this machine neither is needed
+
+The ranks of a job have a link each; separated by commas they are one string, too.
 """
 
 from __future__ import annotations
@@ -32,12 +34,16 @@ class PairingLink:
     def __post_init__(self) -> None:
         if not self.host or not 0 < self.port < 65536:
             raise ConfigError(f"{self.host}:{self.port} is no address; a pairing link needs a host and a port")
-        if not is_loopback(self.host) and (self.token is None or self.fingerprint is None):
-            missing = "a token" if self.token is None else "a certificate's fingerprint"
+        if not is_loopback(self.host) and self.token is None:
             raise ConfigError(
-                f"{self.host} is not this machine, and the link to it has not {missing}; take the whole pairing link "
+                f"{self.host} is not this machine, and the link to it has not a token; take the whole pairing link "
                 "that the GPU side prints"
             )
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether the connection is one of TLS. Without a fingerprint it is the token that proves who answers."""
+        return self.fingerprint is not None or not is_loopback(self.host)
 
     @property
     def address(self) -> str:
@@ -77,9 +83,19 @@ class PairingLink:
                 "printed by the GPU side"
             )
         fingerprint = query.get("fp")
+        if fingerprint is None and parts.username is not None and not is_loopback(host):
+            raise ConfigError(
+                f"{host} is not this machine, and the link to it has not a certificate's fingerprint; take the whole "
+                "pairing link that the GPU side prints"
+            )
         if fingerprint is not None and (len(fingerprint) != 64 or set(fingerprint) - set("0123456789abcdef")):
             raise ConfigError(f"the fingerprint in {_hidden(text)} is not whole; copy the whole link")
         return cls(host, port, None if parts.username is None else decode_token(parts.username), fingerprint)
+
+
+def parse_links(text: str) -> list[PairingLink]:
+    """The links of all ranks of a job from one string."""
+    return [PairingLink.parse(part) for part in text.split(",") if part.strip()] or [PairingLink.parse(text)]
 
 
 def new_token() -> bytes:

@@ -51,6 +51,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self._index) * self._bytes.width
 
+    def part(self, first: int, last: int) -> Rows:
+        """Some of the rows."""
+        return Rows(self._bytes, self._index[first:last])
+
     def pieces(self) -> list[memoryview]:
         """A view of each row."""
         flat, width = self._bytes.flat, self._bytes.width

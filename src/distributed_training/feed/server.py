@@ -6,7 +6,7 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
@@ -17,16 +17,22 @@ from distributed_training.data.plan import Plan
 from distributed_training.feed.arrivals import BadSample
 from distributed_training.feed.buffers import BufferPool
 from distributed_training.feed.channel import Channel, close_in_children
+from distributed_training.feed.client_session import ClientGuest
+from distributed_training.feed.doctor_session import Doctors
 from distributed_training.feed.door import Door
 from distributed_training.feed.figures import Figures
+from distributed_training.feed.guests import MakeGuest, Unwanted
 from distributed_training.feed.hub import Hub
 from distributed_training.feed.pairing import PairingLink, is_loopback, new_token, plain_address
 from distributed_training.feed.session import Session
 from distributed_training.feed.settings import FeedSettings
 from distributed_training.feed.source import FeedSource
 from distributed_training.feed.tls import Certificate, make_certificate
+from distributed_training.feed.turns import Turns
+from distributed_training.feed.worker_session import WorkerGuest
 from distributed_training.runtime.errors import ConfigError, FeedError
-from distributed_training.wire import Reason
+from distributed_training.wire import Reason, Role
+from distributed_training.wire.fields import Fact
 from distributed_training.wire.messages import Goodbye
 
 logger = logging.getLogger(__name__)
@@ -52,18 +58,23 @@ class FeedServer:
         certificate: Certificate | None = None,
         allow: str | Iterable[str] | None = None,
         settings: FeedSettings | None = None,
+        service: Turns | None = None,
+        facts: Mapping[str, Fact] | None = None,
     ) -> None:
         """`dataset` is the fingerprint that loaders must have; `epochs` how many will be trained, so that the next one
-        can be prepared while one ends; `allow` names the only hosts that may connect."""
+        can be prepared while one ends; `allow` names the only hosts that may connect. With a `service` the server
+        takes clients of that service, and no loaders. `facts` are settings of the plan that loaders must have where
+        the plan itself is left to them."""
         self.settings = settings or FeedSettings()
         if not is_loopback(host):
             token, certificate = token or new_token(), certificate or make_certificate()
         self._token, self._certificate = token, certificate
         self._tls = certificate.server_context() if certificate is not None else None
         self._fingerprint = bytes.fromhex(certificate.fingerprint) if certificate is not None else b""
-        self.hub = Hub(self.settings, plan, dataset, epochs)
+        self.hub = Hub(self.settings, plan, dataset, epochs, facts)
         self.pool = BufferPool(self.settings.memory, pinned=torch.cuda.is_available())
         self._door = Door(self.settings, allow)
+        self._guests = self._make_guests(service)
         self._sessions: dict[Session, None] = {}  # the oldest first
         self._lock = threading.Lock()
         self._closing = False
@@ -122,6 +133,10 @@ class FeedServer:
     ) -> None:
         self.close(finished=kind is None)
 
+    def _make_guests(self, service: Turns | None) -> dict[Role, MakeGuest]:
+        """What to make of each kind of guest."""
+        return _guests(self.hub, service)
+
     # -- the door
 
     def _accept(self) -> None:
@@ -147,7 +162,8 @@ class FeedServer:
         try:
             session = Session(
                 Channel(sock, self._tls, serves=True),
-                self.hub,
+                self.settings,
+                self._guests,
                 token=self._token,
                 fingerprint=self._fingerprint,
                 pool=self.pool,
@@ -170,6 +186,24 @@ class FeedServer:
         with self._lock:
             self._sessions.pop(session, None)
         self._door.leave(host, proved=session.proved)
+
+
+def _guests(hub: Hub, service: Turns | None) -> dict[Role, MakeGuest]:
+    """A server is there for training or for one service; doctors may always come."""
+    doctors = Doctors("training" if service is None else service.mode, lambda: hub.figures().loaders)
+    if service is None:
+        why = "this server takes batches for training only; to validate or predict, start one with that mode"
+        return {
+            Role.WORKER: lambda session: WorkerGuest(session, hub),
+            Role.CLIENT: lambda session: Unwanted(session, why),
+            Role.DOCTOR: doctors.guest,
+        }
+    no_training = f"this server is there for {service.mode}, not for training; start one with mode='training'"
+    return {
+        Role.WORKER: lambda session: Unwanted(session, no_training),
+        Role.CLIENT: lambda session: ClientGuest(session, service),
+        Role.DOCTOR: doctors.guest,
+    }
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -1,6 +1,7 @@
-"""The GPU side of one connection: a thread that receives batches into place, and passes on what the hub decides.
+"""The GPU side of one connection: a thread that takes a guest from its first byte to its last.
 
-Before the peer has proved that it belongs to this run it gets a few seconds and a few hundred bytes, no more.
+Before the peer has proved that it belongs to this run it gets a few seconds and a few hundred bytes, no more. What is
+said after that depends on who it is: `guests` says how the three kinds plug in here.
 """
 
 from __future__ import annotations
@@ -9,58 +10,40 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from distributed_training._version import __version__
-from distributed_training.data.base import Batch
-from distributed_training.feed.arrivals import Arrival
 from distributed_training.feed.channel import Channel
-from distributed_training.feed.compression import CODECS, decompress
 from distributed_training.feed.credit import Window
-from distributed_training.feed.hub import Hub
-from distributed_training.feed.shared import Segments, host_id
-from distributed_training.feed.tensors import as_tensor
+from distributed_training.feed.guests import Guest, MakeGuest
+from distributed_training.feed.settings import FeedSettings
+from distributed_training.feed.shared import Segments
 from distributed_training.runtime.errors import DistributedTrainingError, FeedError
 from distributed_training.wire import Authenticated, Connection, Lost, PeerError, Reason, Role
-from distributed_training.wire import Batch as WireBatch
-from distributed_training.wire.messages import (
-    Blocked,
-    Error,
-    Goodbye,
-    Join,
-    NoWork,
-    Ping,
-    Pong,
-    Refused,
-    Release,
-    Request,
-    SampleFailed,
-    Welcome,
-    Work,
-)
+from distributed_training.wire.messages import Error, Goodbye, Join, Ping, Pong, Refused
 
 if TYPE_CHECKING:
     from distributed_training.feed.buffers import BufferPool
     from distributed_training.feed.door import Door
     from distributed_training.wire.events import Event
-    from distributed_training.wire.fields import Fact
 
 logger = logging.getLogger(__name__)
 
 _BACKLOG = 4096  # pieces that wait to be sent to a peer that does not read
 _LEAVING = 2.0  # seconds that a peer has to say goodbye
+_LONGEST = 1000  # characters of what a peer said that are logged
+_OWN = frozenset({Ping, Pong, Goodbye, Lost, Error, Authenticated, Join})
+"""Events that are the same for every guest."""
 
 
 class Session:
-    """One connection from its first byte to its last."""
+    """One connection. `wake`, `end` and `abort` may be called by any thread, all else by its own."""
 
     def __init__(
         self,
         channel: Channel,
-        hub: Hub,
+        settings: FeedSettings,
+        guests: Mapping[Role, MakeGuest],
         *,
         token: bytes | None,
         fingerprint: bytes,
@@ -68,27 +51,26 @@ class Session:
         door: Door,
         on_end: Callable[[Session], None],
     ) -> None:
-        self.name = channel.peer
+        self.name = self.peer = channel.peer
+        """`peer` is its address; `name` becomes what it calls itself, once it is known."""
         self.thread = threading.Thread(target=self._run, name=f"feed {channel.peer}", daemon=True)
+        self.settings = settings
         self.window = Window()
-        self.shared = False
         self.admitted = self.proved = self.aborted = False
-        self._channel, self._hub, self._door, self._on_end = channel, hub, door, on_end
-        self._segments = Segments() if hub.settings.shared_memory else None
-        locate = self._segments.locate if self._segments is not None else None
-        self._connection = Connection(
+        self._channel, self._guests, self._door, self._on_end = channel, guests, door, on_end
+        self._guest: Guest | None = None
+        self._segments = Segments() if settings.shared_memory else None
+        self.connection = Connection(
             Role.SERVER,
             token=token,
             binding=fingerprint,
-            max_payload=hub.settings.memory,
+            max_payload=settings.memory,
             allocate=pool.allocate,
-            locate=locate,
+            locate=self._segments.locate if self._segments is not None else None,
         )
         self._started = self._heard = time.monotonic()
         self._next_ping = 0.0
         self._pings = 0
-        self._failed: dict[tuple[int, int], set[int]] = {}  # samples that it could not load
-        self._last_failure: SampleFailed | None = None
         self._ending: Goodbye | None = None
         self._left = 0.0
         self._burst, self._burst_since = 0, 0.0
@@ -107,10 +89,30 @@ class Session:
         self.aborted = True
         self._channel.abort()
 
+    @property
+    def backlog(self) -> int:
+        """Pieces that wait to be sent. Who sends much looks at it first."""
+        return self._channel.backlog
+
+    def hand_on(self) -> None:
+        """Give what the connection has to send to the socket now, as far as it takes it."""
+        self._channel.queue(self.connection.data_to_send())
+        self._channel.flush()
+
+    @property
+    def shares_memory(self) -> bool:
+        """Whether this side can take payloads in shared memory."""
+        return self._segments is not None
+
+    @property
+    def leaving(self) -> bool:
+        """Whether one of the two sides has said goodbye."""
+        return bool(self._left)
+
     def _run(self) -> None:
         """Drive the connection until it ends, whatever happens."""
         try:
-            self._channel.shake_hands(self._started + self._hub.settings.authentication)
+            self._channel.shake_hands(self._started + self.settings.authentication)
             self._drive()
         except PeerError as error:
             self._refused(f"{error}")
@@ -118,9 +120,10 @@ class Session:
         except (OSError, DistributedTrainingError) as error:
             self._refused(f"{type(error).__name__}: {error}")
         except Exception:
-            logger.exception("%s: the connection failed on this side", self._channel.peer)
+            logger.exception("%s: the connection failed on this side", self.peer)
         finally:
-            self._hub.leave(self)
+            if self._guest is not None:
+                self._guest.gone()
             self._channel.close()
             if self._segments is not None:
                 self._segments.close()
@@ -128,29 +131,29 @@ class Session:
 
     def _refused(self, why: str) -> None:
         if not self.admitted:
-            self._door.refuse(self._channel.peer, why)
+            self._door.refuse(self.peer, _plain(why))
         elif not self._left:
-            logger.warning("%s (%s) is gone: %s", self.name, self._channel.peer, why)
+            logger.warning("%s (%s) is gone: %s", self.name, self.peer, _plain(why))
 
     def _say_last(self) -> None:
         """What the protocol still has to say to a peer that broke the rules; it need not be heard."""
-        self._channel.queue(self._connection.data_to_send())
+        self._channel.queue(self.connection.data_to_send())
         try:
             self._channel.flush()
         except OSError as error:
-            logger.debug("%s: %s", self._channel.peer, error)
+            logger.debug("%s: %s", self.peer, error)
 
     # -- the loop
 
     def _drive(self) -> None:
-        connection, channel = self._connection, self._channel
+        connection, channel = self.connection, self._channel
         while not connection.closed:
             size = channel.receive_into(connection.get_buffer())
             if size is None:
                 self._burst_over()
                 self._answer()
                 if not connection.closed:
-                    channel.wait(self._patience())
+                    channel.wait(self._patience(), connection.missing)
                 continue
             if size == 0:
                 connection.receive_eof()
@@ -164,33 +167,25 @@ class Session:
 
     def _take_events(self) -> bool:
         """Deal with what arrived; whether there was anything."""
-        arrivals: list[Arrival] = []
         any_event = False
-        for event in self._connection.events():
+        for event in self.connection.events():
             any_event = True
-            if isinstance(event, WireBatch):
-                if not self._left:
-                    arrivals.append(self._arrival(event))
-            else:
+            if type(event) in _OWN:
                 self._event(event)
-        total = self._connection.receiving.received
-        if self.admitted and (arrivals or total != self.window.received):
-            self._hub.received(self, total, arrivals)
+            else:
+                assert self._guest is not None
+                self._guest.hear(event)
+        if any_event and self.admitted:
+            assert self._guest is not None
+            self._guest.heard()
         return any_event
 
     def _event(self, event: Event) -> None:
-        if isinstance(event, Request):
-            self._hub.wants(self, event.steps)
-        elif isinstance(event, Release):
-            self._released(event)
-        elif isinstance(event, Blocked):
-            self._hub.blocked(self, event.size)
-        elif isinstance(event, Ping):
-            self._connection.send(Pong(event.number, event.clock, time.time_ns()))
+        if isinstance(event, Ping):
+            if not self._left:
+                self.connection.send(Pong(event.number, event.clock, time.time_ns()))
         elif isinstance(event, Pong):
             self.window.answered(max(0.0, (time.monotonic_ns() - event.clock) / 1e9))
-        elif isinstance(event, SampleFailed):
-            self._sample_failed(event)
         elif isinstance(event, Join):
             self._admit(event)
         elif isinstance(event, Authenticated):
@@ -204,102 +199,48 @@ class Session:
             raise FeedError(f"it reports: {event.text}")
 
     def _admit(self, join: Join) -> None:
-        """Let a worker take part, or say why not."""
-        connection = self._connection
-        if connection.peer is not Role.WORKER:
-            self._turn_away(Refused(Reason.ROLE, "this server takes batches for training only"))
+        """Let a guest take part, or say why not."""
+        role = self.connection.peer
+        if self._left or role is None:
             return
-        self.name = f"{join.name[:80]}#{secrets.token_hex(2)}"
-        refused = self._hub.admit(self, join)
-        if refused is not None:
-            self._turn_away(refused)
-            return
-        self.admitted = True
-        self.shared = self._segments is not None and join.host == host_id() and bool(join.host)
-        codecs = tuple(sorted(set(join.codecs) & CODECS.keys()))
-        facts: dict[str, Fact] = {"on_bad_sample": self._hub.on_bad_sample}
-        welcome = Welcome(self.name, __version__, facts, codecs, self.shared, self._hub.settings.memory)
-        connection.send(welcome)
-        logger.info("%s joined from %s%s", self.name, self._channel.peer, " (shared memory)" if self.shared else "")
-
-    def _turn_away(self, refused: Refused) -> None:
-        self._connection.send(refused)
-        self._refused(refused.text)
+        self.name = f"{_plain(join.name[:80])}#{secrets.token_hex(2)}"
+        self._guest = self._guests[role](self)
+        answer = self._guest.admit(join)
+        self.connection.send(answer)
+        if isinstance(answer, Refused):
+            self._refused(answer.text)
+        else:
+            self.admitted = True
 
     def _said_goodbye(self, goodbye: Goodbye) -> None:
         if not self._left:
             self._left = time.monotonic()
-            self._connection.send(Goodbye(Reason.DONE, ""))
-            logger.info("%s left%s", self.name, f": {goodbye.text}" if goodbye.text else "")
-
-    # -- batches
-
-    def _arrival(self, batch: WireBatch) -> Arrival:
-        """A batch of tensors that are views of the memory it was received into; its ids are those of the plan."""
-        hub, share = self._hub, self._hub.share
-        assert hub.plan is not None
-        if (batch.rank, batch.ranks) != (share.rank, share.ranks) or batch.step >= hub.plan.steps_per_epoch:
-            raise PeerError(
-                f"a batch of step {batch.step} for rank {batch.rank} of {batch.ranks}, which nobody asked for"
-            )
-        if batch.compressed:
-            decompress(batch)
-        step_ids = hub.step_ids(batch.epoch, batch.step)
-        ids = step_ids[share.rows(len(step_ids))] if share.ranks > 1 else step_ids
-        data = batch.data(as_tensor)
-        if bytes(batch.buffers[0]) == ids.tobytes():
-            whole = share.batch(step_ids, data)
-        else:
-            whole = Batch(self._without_failed(batch, ids), data)
-        return Arrival(batch.epoch, batch.step, batch.raw_size, batch.seconds, whole)
-
-    def _without_failed(self, batch: WireBatch, planned: np.ndarray) -> np.ndarray:
-        """The ids of a batch that lacks samples which could not be loaded; anything else is not what the plan says."""
-        failed = self._failed.get((batch.epoch, batch.step), set())
-        rest = planned[~np.isin(planned, list(failed))]
-        if self._hub.on_bad_sample != "skip" or bytes(batch.buffers[0]) != rest.tobytes():
-            raise PeerError(
-                f"step {batch.step} of epoch {batch.epoch} came with other samples than the plan has; both sides "
-                "need the same release",
-                Reason.PLAN,
-            )
-        return rest
-
-    def _sample_failed(self, event: SampleFailed) -> None:
-        self._failed.setdefault((event.epoch, event.step), set()).add(event.sample)
-        self._last_failure = event
-        self._hub.sample_failed(self, event.epoch, event.step, event.sample, event.text)
-
-    def _released(self, event: Release) -> None:
-        last = self._last_failure
-        if event.reason is Reason.SAMPLE and last is not None:  # no part of the step can be had
-            self._hub.sample_failed(self, last.epoch, last.step, last.sample, last.text, final=True)
-        self._hub.released(self, event.lease, event.first)
+            self.connection.send(Goodbye(Reason.DONE, ""))
+            logger.info("%s left%s", self.name, f": {_plain(goodbye.text)}" if goodbye.text else "")
 
     # -- what to send, and when
 
     def _answer(self) -> None:
-        """Send what is due: orders of the hub, pings, goodbye."""
-        connection, channel, now = self._connection, self._channel, time.monotonic()
+        """Send what is due: what the guest is to be told, pings, goodbye."""
+        connection, now = self.connection, time.monotonic()
         if self._ending is not None and not self._left and not connection.closed:
             self._leave(now)
         elif connection.is_open:
-            for message in self._hub.orders(self):
-                connection.send(message)
+            assert self._guest is not None
+            self._guest.speak(now)
             if now >= self._next_ping:
-                self._next_ping = now + self._hub.settings.silence / 3
+                self._next_ping = now + self.settings.silence / 3
                 self._pings += 1
                 connection.send(Ping(self._pings, time.monotonic_ns()))
-        channel.queue(connection.data_to_send())
-        channel.flush()
+        self.hand_on()
         self._check_patience(now)
 
     def _leave(self, now: float) -> None:
-        connection, goodbye = self._connection, self._ending
+        connection, goodbye = self.connection, self._ending
         assert goodbye is not None
         self._left = now
-        if connection.is_open and goodbye.reason is Reason.DONE:
-            connection.send(NoWork(Work.FINISHED, 0.0))
+        if connection.is_open and goodbye.reason is Reason.DONE and self._guest is not None:
+            self._guest.farewell()
         if connection.authenticated:
             connection.send(goodbye)
         else:
@@ -307,15 +248,15 @@ class Session:
 
     def _patience(self) -> float:
         """Seconds until something has to be done even if nothing happens."""
-        now, settings = time.monotonic(), self._hub.settings
+        now, settings = time.monotonic(), self.settings
         if self._left:
             return self._left + _LEAVING - now
-        if not self.admitted:
+        if not self.admitted or self._guest is None:
             return self._started + settings.authentication - now
-        return min(self._next_ping, self._heard + settings.silence) - now
+        return min(self._next_ping - now, self._heard + settings.silence - now, self._guest.patience())
 
     def _check_patience(self, now: float) -> None:
-        settings = self._hub.settings
+        settings = self.settings
         if self._left:
             if now > self._left + _LEAVING:
                 raise FeedError("it did not say goodbye")
@@ -333,3 +274,8 @@ class Session:
         if self._burst > 1 << 18:
             self.window.measured(self._burst, now - self._burst_since)
         self._burst, self._burst_since = 0, now
+
+
+def _plain(text: str) -> str:
+    """What a peer said as one line of a log: control characters could forge other lines, or drive a terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:_LONGEST])

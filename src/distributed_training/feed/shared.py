@@ -34,6 +34,7 @@ _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEALS = 1 | 2 | 4  # may not be sealed further, shrink or grow
 _HEAD = 64  # bytes before the payload of a slot; its first word says whether the slot is in use
 _MOST_SLOTS = 256
+_FEW_SLOTS = 8
 _SMALLEST_SLOT = 64 << 10
 _FD_BITS, _INODE_BITS = 16, 25
 _INODES = (1 << _INODE_BITS) - 1
@@ -89,6 +90,9 @@ class _Segment:
 
     def free_slot(self) -> int | None:
         """The first slot that is not in use: those at the end are never touched if they are not needed."""
+        for slot in range(min(_FEW_SLOTS, self.slots)):  # nearly always; to look at all of them takes longer
+            if not self.used[slot]:
+                return slot
         free = self.used == 0
         first = int(free.argmax())
         return first if free[first] else None

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from distributed_training.data.base import Batch, BatchSource, Share
 from distributed_training.data.plan import Plan
+from distributed_training.feed.device import copied_ahead
 from distributed_training.feed.figures import Figures
 from distributed_training.feed.hub import Hub
-
-_FEW = 64
+from distributed_training.feed.waiting import StoppedWaiting
 
 
 class FeedSource(BatchSource):
@@ -19,9 +19,14 @@ class FeedSource(BatchSource):
     Tensors are views of received memory, which is used again once nobody looks at it.
     """
 
+    local = False
+
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._turn: object = None
+        self._epoch = 0
+        self._told = Figures()
+        self._at_hand = 0  # batches that were taken from the hub and not read yet
 
     @property
     def share(self) -> Share:
@@ -43,15 +48,45 @@ class FeedSource(BatchSource):
         return self.plan.steps_per_epoch
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch]]:
-        """Yield (step, batch) of this epoch from step `start` on."""
-        last = self.steps_per_epoch
+        """Yield (step, batch) of this epoch from step `start` on; ends early where a wait was told to stop."""
+        self._epoch = epoch
+        patient = self.share.ranks > 1  # the others may have this step already, and wait for this rank
+        try:
+            yield from self.read(epoch, start, self.steps_per_epoch, patient=patient)
+        except StoppedWaiting:
+            if patient:
+                raise
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """All that the first loader said of its data."""
+        return dict(self._hub.told)
+
+    def validation(self) -> HeldOutSource | None:
+        """The held-out samples that the loaders bring, if they do. Waits for the first loader."""
+        self._hub.wait_for_plan()
+        return HeldOutSource(self, self._hub) if self._hub.validation is not None else None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that was read last."""
+        return self._epoch
+
+    def read(self, epoch: int, start: int, last: int, *, patient: bool = False) -> Iterator[tuple[int, Batch]]:
+        """Yield the steps [start, last) of an epoch as the feed numbers them: training first, then validation."""
+        steps = self._read(epoch, start, last, patient)
+        if self.device is None or self.device.type != "cuda":
+            return steps
+        return copied_ahead(steps, self.device, lambda: self._at_hand > 0 or self._hub.ready)
+
+    def _read(self, epoch: int, start: int, last: int, patient: bool) -> Iterator[tuple[int, Batch]]:
         if start >= last:
             return
         turn = self._turn = object()
         self._hub.seek(epoch, start)
         step = start
         while step < last:
-            taken = self._hub.take(last - step)
+            taken = self._hub.take(last - step, patient=patient)
             taken.reverse()
             while taken:
                 _, arrival = taken.pop()  # not kept here: its memory is to be free when the loop is done with it
@@ -59,6 +94,7 @@ class FeedSource(BatchSource):
                     raise arrival.error
                 batch, arrival = arrival.batch, None  # type: ignore[assignment]
                 assert batch is not None
+                self._at_hand = len(taken)
                 yield step, batch
                 del batch
                 step += 1
@@ -69,6 +105,51 @@ class FeedSource(BatchSource):
         """The plan and the data: equal for two sources that give the same batches."""
         return {**self.plan.describe(), "dataset": self._hub.dataset}
 
+    def heed(self, told_to_stop: Callable[[], bool]) -> None:
+        """End a wait for loaders when this becomes true."""
+        self._hub.told_to_stop = told_to_stop
+
+    def metrics(self) -> dict[str, float]:
+        """What the feed did since the last call."""
+        now = self._hub.figures()
+        before, self._told = self._told, now
+        return now.since(before).as_metrics()
+
     def figures(self) -> Figures:
         """What the feed did so far."""
         return self._hub.figures()
+
+
+class HeldOutSource(BatchSource):
+    """The held-out samples that come over the same feed, after the training steps of every epoch."""
+
+    local = False
+
+    def __init__(self, feed: FeedSource, hub: Hub) -> None:
+        assert hub.validation is not None
+        self._feed, self._hub = feed, hub
+        self.plan = hub.validation
+
+    @property
+    def share(self) -> Share:
+        """That of the feed: a rank has one part of everything."""
+        return self._hub.share
+
+    @share.setter
+    def share(self, share: Share) -> None:
+        self._hub.share = share
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches of held-out samples."""
+        return self.plan.steps_per_epoch
+
+    def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch]]:
+        """Yield (step, batch). They are the same in every epoch; those that follow the one read last are at hand."""
+        first = self._feed.steps_per_epoch
+        for step, batch in self._feed.read(self._feed.epoch, first + start, first + self.steps_per_epoch, patient=True):
+            yield step - first, batch
+
+    def describe(self) -> dict[str, Any]:
+        """The plan of the held-out samples."""
+        return dict(self.plan.describe())

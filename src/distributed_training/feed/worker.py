@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,39 +10,36 @@ from typing import Any
 
 import numpy as np
 
-from distributed_training.data.base import Dataset, Share
-from distributed_training.data.plan import Plan, derive_key
-from distributed_training.data.steps import Block, read_blocks
-from distributed_training.data.torch_dataset import fetch
+from distributed_training.data.base import Share
+from distributed_training.data.steps import Block
 from distributed_training.feed.compression import Compressor
-from distributed_training.feed.joining import LostError, join_server
+from distributed_training.feed.course import Course, Piece
+from distributed_training.feed.joining import LostError, join_patiently
 from distributed_training.feed.outbox import Frame, Outbox
-from distributed_training.feed.packing import pack
+from distributed_training.feed.packing import RUN, SHARED_RUN, pack
 from distributed_training.feed.pairing import PairingLink
-from distributed_training.feed.rows import row_bytes
+from distributed_training.feed.rows import gathered
 from distributed_training.feed.settings import LoaderSettings
 from distributed_training.feed.shared import Arena
-from distributed_training.runtime.errors import FeedError
 from distributed_training.wire import PackedBatch, Reason
+from distributed_training.wire.fields import Fact
 from distributed_training.wire.messages import Lease, Release, SampleFailed
 
 logger = logging.getLogger(__name__)
 
 _ASK = 256  # steps that a worker is ready to take; the GPU side gives it fewer if that suits better
-_TOGETHER = 1 << 20  # bytes of small batches that travel in one frame
-_MOST = 64  # batches in one frame
+_MOST = 512  # batches in one frame
 _DETAILS = 4096  # numbers outside tensors in one frame
 _SOON = 0.002  # seconds after which a frame goes as it is, if there is nothing else to send
 _INLINE = 32 << 10  # smaller frames are not worth a place in shared memory
 _ROW = 32 << 10  # bytes from which on a row is sent from where it lies: the system has some work with each piece
-_ROWS_SHARED = 64 << 10  # the same for shared memory: bytes of a batch
 _TEXT = 2000
 
 
 class Board:
     """Figures of one worker that its parent reads: a few numbers in memory that both have."""
 
-    FIELDS = ("begun", "connected", "batches", "bytes", "loading")
+    FIELDS = ("begun", "connected", "batches", "bytes", "loading", "epoch", "step", "queue", "waited", "loaders")
 
     def __init__(self, numbers: Any) -> None:
         self._numbers = numbers
@@ -60,9 +56,11 @@ class Board:
 class Work:
     """What all workers of a loader have in common."""
 
-    dataset: Dataset
+    course: Course
     fingerprint: str
-    plan: Plan
+    """Of the dataset that is trained on."""
+    facts: dict[str, Fact]
+    """What the GPU side is told of plan and data."""
     settings: LoaderSettings
 
 
@@ -70,27 +68,16 @@ class Worker:
     """Runs in a process of its own. Holds no state that is worth saving: any step can be loaded by any worker."""
 
     def __init__(self, work: Work, link: PairingLink, board: Board) -> None:
-        self._dataset, self._plan, self._settings = work.dataset, work.plan, work.settings
-        self._fingerprint, self._link, self._board = work.fingerprint, link, board
-        rows = self._dataset.rows(np.zeros(1, np.int64)) if len(self._dataset) else None
-        self._row = row_bytes(rows) if rows is not None else 0
+        self._course, self._settings = work.course, work.settings
+        self._fingerprint, self._facts = work.fingerprint, work.facts
+        self._link, self._board = link, board
         self._batches = self._bytes = 0
         self._loading = 0.0
 
     def run(self) -> None:
         """Work until the GPU side says that the run is over."""
-        pause, since = self._settings.first_pause, time.monotonic()
         while True:
-            try:
-                joined = join_server(self._link, self._plan, self._fingerprint, self._settings)
-            except LostError as error:
-                waited = time.monotonic() - since
-                if waited > self._settings.patience:
-                    raise FeedError(f"gave up after {waited:.0f} s: {error}; is the GPU side running?") from None
-                logger.debug("%s; trying again", error)
-                time.sleep(pause * random.uniform(0.5, 1.0))  # many workers must not come all at once
-                pause = min(2 * pause, self._settings.longest_pause)
-                continue
+            joined = join_patiently(self._link, self._facts, self._fingerprint, self._settings)
             outbox = Outbox(joined, self._link, self._settings.memory, self._settings.silence)
             self._board.set("connected", 1.0)
             try:
@@ -99,7 +86,6 @@ class Worker:
                 return
             except LostError as error:
                 logger.warning("%s; connecting again", error)
-                pause, since = self._settings.first_pause, time.monotonic()
             finally:
                 self._board.set("connected", 0.0)
                 outbox.close()
@@ -119,6 +105,8 @@ class Worker:
                 self._board.set("batches", self._batches + outbox.sent_batches)
                 self._board.set("bytes", self._bytes + outbox.sent_bytes)
                 self._board.set("loading", self._loading)
+                for name in ("epoch", "step", "queue", "waited", "loaders"):
+                    self._board.set(name, getattr(outbox.progress, name))
         finally:
             sending.close()
 
@@ -135,7 +123,7 @@ class Worker:
                 if outbox.needless(lease.lease):
                     return
                 if (lease.epoch, step) > outbox.position:  # else training is past it
-                    sending.add(pack(lease, block, seconds))
+                    sending.add(pack(lease, block, seconds, sending.run))
                 start = time.perf_counter()
         except (LostError, MemoryError):
             raise
@@ -147,16 +135,10 @@ class Worker:
 
     def _blocks(self, lease: Lease, share: Share, shared: bool) -> Iterator[Block]:
         """The steps of a lease; of a dataset that lies in memory as rows that are not gathered, if they are long."""
-        long_rows = self._plan.batch_size * self._row >= _ROWS_SHARED if shared else self._row >= _ROW
-        if not long_rows:
-            yield from read_blocks(self._dataset, self._plan, share, lease.epoch, lease.first, lease.last)
-            return
-        ids, size = self._plan.span(lease.epoch, lease.first, lease.last), self._plan.batch_size
-        for step in range(lease.first, lease.last):
-            at = (step - lease.first) * size
-            step_ids = ids[at : at + size]
-            own = step_ids[share.rows(len(step_ids))]
-            yield Block(step, [step_ids], [own], self._dataset.rows(own))
+        for piece in self._course.pieces(lease.epoch, lease.first, lease.last):
+            row = piece.part.row
+            as_they_lie = row > 0 if shared else row >= _ROW
+            yield from piece.blocks(share, gathered=not as_they_lie)
 
     # -- samples that cannot be loaded
 
@@ -164,41 +146,34 @@ class Worker:
         """Some step from `first` on cannot be loaded: find out which, and which of its samples are to blame."""
         share, skips = Share(lease.rank, lease.ranks), sending.outbox.facts.get("on_bad_sample") == "skip"
         for step in range(first, lease.last):
+            (piece,) = self._course.pieces(lease.epoch, step, step + 1)
             try:
-                (block,) = read_blocks(self._dataset, self._plan, share, lease.epoch, step, step + 1)
+                (block,) = piece.blocks(share, gathered=True)
                 packed = pack(lease, block, 0.0)
             except Exception as reason:
-                ids = self._plan.ids(lease.epoch, step)
+                ids = piece.ids()
                 ids = ids[share.rows(len(ids))]
-                bad = dict(self._bad_samples(ids, lease.epoch)) or {int(ids[0]): str(reason)}
+                bad = piece.bad_samples(ids) or {int(ids[0]): str(reason)}
                 for sample, text in bad.items():
                     sending.outbox.send(SampleFailed(lease.lease, lease.epoch, step, sample, text[:_TEXT]))
-                rest = self._without(lease, step, ids, bad) if skips else None
+                rest = _without(lease, piece, ids, bad) if skips else None
                 if rest is None:
                     sending.outbox.send(Release(lease.lease, step, Reason.SAMPLE))
                     return
                 packed = [rest]
             sending.add(packed)
 
-    def _bad_samples(self, ids: np.ndarray, epoch: int) -> Iterator[tuple[int, str]]:
-        key = derive_key(self._plan.seed, epoch)
-        for at, sample in enumerate(ids.tolist()):
-            try:
-                fetch(self._dataset, ids[at : at + 1], key)
-            except Exception as error:
-                yield sample, str(error) or type(error).__name__
 
-    def _without(self, lease: Lease, step: int, ids: np.ndarray, bad: dict[int, str]) -> PackedBatch | None:
-        """The step without its bad samples; None where nothing is left, or what is left does not fit together."""
-        rest = ids[~np.isin(ids, list(bad))]
-        if not len(rest):
-            return None
-        try:
-            data = fetch(self._dataset, rest, derive_key(self._plan.seed, lease.epoch))
-            return pack(lease, Block(step, [rest], [rest], data), 0.0)[0]
-        except Exception:
-            logger.exception("step %d of epoch %d cannot be made without its bad samples", step, lease.epoch)
-            return None
+def _without(lease: Lease, piece: Piece, ids: np.ndarray, bad: dict[int, str]) -> PackedBatch | None:
+    """A step without its bad samples; None where nothing is left, or what is left does not fit together."""
+    rest, step = ids[~np.isin(ids, list(bad))], piece.first + piece.offset
+    if not len(rest):
+        return None
+    try:
+        return pack(lease, Block(step, [rest], [rest], piece.fetch(rest)), 0.0)[0]
+    except Exception:
+        logger.exception("step %d of epoch %d cannot be made without its bad samples", step, lease.epoch)
+        return None
 
 
 class _Sending:
@@ -207,9 +182,11 @@ class _Sending:
     def __init__(self, outbox: Outbox, settings: LoaderSettings) -> None:
         self.outbox, self.lease = outbox, 0
         self._arena = Arena(settings.memory) if outbox.shared else None
+        self.run = RUN if self._arena is None else SHARED_RUN
+        """Bytes that are worth a frame."""
         self._compressor = Compressor(outbox.codecs, always=settings.compression == "always")
         self._batches: list[PackedBatch] = []
-        self._size = self._details = 0
+        self._size = self._steps = self._details = 0
         self._since = 0.0
 
     def add(self, batches: list[PackedBatch]) -> None:
@@ -222,8 +199,10 @@ class _Sending:
                 self._compressor.apply(packed)
             self._batches.append(packed)
             self._size += packed.size
+            self._steps += packed.steps
             self._details += len(packed.dims) + len(packed.values)
-            if self._size >= _TOGETHER or len(self._batches) >= _MOST or self._details >= _DETAILS:
+            full = self._size + packed.size > self.run  # if the next one is like this one
+            if full or self._steps >= _MOST or self._details >= _DETAILS:
                 self.flush()
         if self._batches and self.outbox.idle and time.perf_counter() - self._since > _SOON:
             self.flush()
@@ -232,10 +211,13 @@ class _Sending:
         """Send what was collected."""
         if self._batches:
             place = None
-            if self._arena is not None and self._size >= _INLINE:
-                place = self._arena.write(self._batches)
+            if self._arena is not None:
+                place = self._arena.write(self._batches) if self._size >= _INLINE else None
+                if place is None:
+                    for packed in self._batches:
+                        packed.buffers = [gathered(buffer) for buffer in packed.buffers]
             self.outbox.put(Frame(self.lease, self._batches, self._size, place))
-            self._batches, self._size, self._details = [], 0, 0
+            self._batches, self._size, self._steps, self._details = [], 0, 0, 0
 
     def close(self) -> None:
         """Let go of shared memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -37,6 +38,7 @@ class DeepSpeed(Distributed):
         self.exact = not is_lossy(self._file)
         self._place = place
         self._quiet = _Quiet()
+        self._local_rank = _LocalRank(str(place.device.index or 0))
         self._engine: Any = None
         self._cast: Any = None
 
@@ -57,6 +59,7 @@ class DeepSpeed(Distributed):
             use_fused(optimizer)
         before = Remembered(model, optimizer)
         self._quiet.begin()
+        self._local_rank.begin()
         self._engine = self._make_engine(model, optimizer, told)
         self._guards_loss = settings.nonfinite == "loss"
         self._plain: _PlainUpdate | None = None
@@ -201,6 +204,7 @@ class DeepSpeed(Distributed):
     def _release(self) -> None:
         """Let go of a model: hooks, buffers, filters."""
         self._quiet.end()
+        self._local_rank.end()
         if self._cast is not None:
             self._cast.remove()
             self._cast = None
@@ -208,6 +212,30 @@ class DeepSpeed(Distributed):
             if torch.distributed.is_initialized():  # not after the group was closed: it asks for its rank
                 self._engine.destroy()
             self._engine = None
+
+
+class _LocalRank:
+    """LOCAL_RANK, which DeepSpeed also looks up in the middle of a training and only some launchers set."""
+
+    _users = 0
+
+    def __init__(self, number: str) -> None:
+        self._number, self._used = number, False
+
+    def begin(self) -> None:
+        """From now on, as long as any engine needs it."""
+        if _LocalRank._users or "LOCAL_RANK" not in os.environ:
+            os.environ["LOCAL_RANK"] = self._number
+            _LocalRank._users += 1
+            self._used = True
+
+    def end(self) -> None:
+        """No longer. Safe to call twice."""
+        if self._used:
+            self._used = False
+            _LocalRank._users -= 1
+            if not _LocalRank._users:
+                os.environ.pop("LOCAL_RANK", None)
 
 
 class _PlainUpdate:

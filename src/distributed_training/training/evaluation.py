@@ -123,16 +123,22 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = was_training
 
 
+def classes_of(answer: Answer) -> int | None:
+    """Number of classes where the model gave one score a class for each sample's label; else None."""
+    if not is_classification(answer) or answer.output.ndim != 2 or answer.output.shape[1] < 2:
+        return None
+    return int(answer.output.shape[1])
+
+
 def _start(metrics: Metrics | None, answer: Answer, device: torch.device) -> dict[str, Any]:
     """The metrics to compute, on the device and empty."""
     if metrics is None:
         metrics = {}
-        if is_classification(answer):
+        classes = classes_of(answer)
+        if classes is not None:
             from torchmetrics.classification import MulticlassAccuracy
 
-            classes = answer.output.shape[-1] if answer.output.ndim == 2 else answer.output.shape[1]
-            if classes > 1 and answer.output.ndim == 2:
-                metrics = {"accuracy": MulticlassAccuracy(classes, average="micro", validate_args=False)}
+            metrics = {"accuracy": MulticlassAccuracy(classes, average="micro", validate_args=False)}
     for name, metric in metrics.items():
         if not hasattr(metric, "update") or not hasattr(metric, "compute"):
             raise ModelError(f"metric {name!r} is a {type(metric).__name__}; give torchmetrics objects")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from distributed_training.runtime.errors import ModelError
 
 Criterion = Callable[[Any, Any], Tensor]
-_TARGET_KEYS = ("labels", "label", "targets", "target")
+TARGET_KEYS = ("labels", "label", "targets", "target")
 _OUTPUT_KEYS = ("logits", "predictions", "reconstruction", "output")
 
 CRITERIA: dict[str, Criterion] = {
@@ -55,7 +55,7 @@ class Forms:
             targets = data[1] if len(data) > 1 else None
             output = model(data[0])
         elif isinstance(data, Mapping):
-            targets = next((data[key] for key in _TARGET_KEYS if key in data), None)
+            targets = next((data[key] for key in TARGET_KEYS if key in data), None)
             accepted = self._accepted
             output = model(**(data if accepted is None else {k: v for k, v in data.items() if k in accepted}))
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from distributed_training.config import Config
-from distributed_training.data import Dataset, Loader, Plan, PreprocessedDataset
+from distributed_training.data import Dataset, Loader, Plan, PreprocessedDataset, Splits
 from distributed_training.data.nested import tensors_in
 from distributed_training.data.sources import load_dataset
 from distributed_training.models import build_model
 from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.imports import import_object
 from distributed_training.runtime.seeds import seed_everything
+from distributed_training.training.callbacks import Callback
 from distributed_training.training.result import TrainingResult
 from distributed_training.training.trainer import Trainer
 
@@ -48,26 +50,47 @@ class Job:
 
 def build_job(config: Config, run_dir: str | Path | bool | None = None) -> Job:
     """Load the data, build the model and make a trainer."""
+    data = load_data(config)
+    trainer = build_trainer(config, data.train.num_classes, sample_shape(data.train), run_dir)
+    return Job(trainer, make_loader(data.train, config, training=True), _validation_loader(data.validation, config))
+
+
+def load_data(config: Config) -> Splits:
+    """The data that a config names, preprocessed as it says."""
     splits = load_dataset(config.data)
     train, validation = _preprocessed(splits.train, config), _preprocessed(splits.validation, config)
     assert train is not None
-    shape = sample_shape(train)
+    return Splits(train, validation)
+
+
+def build_trainer(
+    config: Config,
+    num_classes: int | None,
+    input_shape: tuple[int, ...] | None,
+    run_dir: str | Path | bool | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """The model that a config names, for data of this kind, and a trainer for it."""
     seed_everything(config.training.seed)  # the weights are a function of the seed, whatever was loaded before
-    model = build_model(config.model, num_classes=train.num_classes, input_shape=shape)
-    trainer = Trainer(model, config=config, run_dir=run_dir)
+    model = build_model(config.model, num_classes=num_classes, input_shape=input_shape)
+    trainer = Trainer(model, config=config, run_dir=run_dir, callbacks=callbacks)
     trainer.from_config = True
     if trainer.num_classes is None:
-        trainer.num_classes = train.num_classes
-    return Job(trainer, make_loader(train, config, training=True), _validation_loader(validation, config))
+        trainer.num_classes = num_classes
+    return trainer
+
+
+def make_plan(dataset: Dataset, config: Config, *, training: bool) -> Plan:
+    """How a dataset is divided into steps: as configured for training, every sample in order otherwise."""
+    size = config.training.batch_size
+    if training:
+        return Plan(len(dataset), size, config.training.seed, config.data.shuffle, config.data.drop_last)
+    return Plan(len(dataset), max(min(size, len(dataset)), 1), config.training.seed, shuffle=False)
 
 
 def make_loader(dataset: Dataset, config: Config, *, training: bool) -> Loader:
     """A loader as configured: planned for training, every sample in order otherwise."""
-    size = config.training.batch_size
-    if training:
-        plan = Plan(len(dataset), size, config.training.seed, config.data.shuffle, config.data.drop_last)
-    else:
-        plan = Plan(len(dataset), max(min(size, len(dataset)), 1), config.training.seed, shuffle=False)
+    plan = make_plan(dataset, config, training=training)
     pin = config.data.pin_memory
     if pin is None:
         pin = choose_device(config.training.device).type == "cuda"

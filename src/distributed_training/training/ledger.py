@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -17,17 +19,24 @@ class Ledger:
 
     def __init__(self, path: Path | None) -> None:
         self._file = path.open("a", encoding="utf-8") if path is not None else None
-        self._steps: list[tuple[int, int, np.ndarray]] = []
+        self._steps: list[tuple[int, int, np.ndarray, np.ndarray | None]] = []
+
+    def fed(self, source: Mapping[str, Any], told: Mapping[str, Any]) -> None:
+        """The samples come from other machines: what they are can be asked of nobody here later on."""
+        self._line({"fed": dict(source), "told": dict(told)})
 
     def resumed(self, epoch: int, step: int) -> None:
         """Lines before this one that name this step or later ones no longer count."""
+        self._line({"resume": {"epoch": epoch, "step": step}})
+
+    def _line(self, line: dict[str, Any]) -> None:
         self.flush()
         if self._file is not None:
-            self._file.write(json.dumps({"resume": {"epoch": epoch, "step": step}}) + "\n")
+            self._file.write(json.dumps(line) + "\n")
 
-    def record(self, epoch: int, step: int, ids: np.ndarray) -> None:
-        """Note the samples of a step."""
-        self._steps.append((epoch, step, ids))  # hashed later, many at once: a third of the cost
+    def record(self, epoch: int, step: int, ids: np.ndarray, skipped: np.ndarray | None = None) -> None:
+        """Note the samples of a step, and those of its plan that could not be loaded."""
+        self._steps.append((epoch, step, ids, skipped))  # hashed later, many at once: a third of the cost
         if len(self._steps) >= _FLUSH_EVERY:
             self.flush()
 
@@ -35,8 +44,8 @@ class Ledger:
         """Hand all lines to the system."""
         if self._file is not None and self._steps:
             lines = [
-                f'{{"epoch":{epoch},"step":{step},"samples":{len(ids)},"ids":"{hash_of(ids)}"}}\n'
-                for epoch, step, ids in self._steps
+                f'{{"epoch":{epoch},"step":{step},"samples":{len(ids)},"ids":"{hash_of(ids)}"{_left_out(skipped)}}}\n'
+                for epoch, step, ids, skipped in self._steps
             ]
             self._file.write("".join(lines))
             self._file.flush()
@@ -52,6 +61,10 @@ class Ledger:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _left_out(skipped: np.ndarray | None) -> str:
+    return "" if skipped is None else f',"skipped":{json.dumps(skipped.tolist())}'
 
 
 def hash_of(ids: np.ndarray) -> str:

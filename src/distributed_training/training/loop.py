@@ -63,7 +63,7 @@ class Loop:
             loss, result = self.step(batch, epoch, step)
             self.guard.update(result, batch, epoch, step)
             self.meter.add(loss, batch.step_size, result.norm)
-            self.ledger.record(epoch, step, batch.ids if batch.step_ids is None else batch.step_ids)
+            self.ledger.record(epoch, step, batch.ids if batch.step_ids is None else batch.step_ids, batch.skipped)
             if self.scheduler is not None:
                 self.scheduler.step()
             cursor.step = step + 1
@@ -93,6 +93,7 @@ class Loop:
         metrics = self.meter.read()
         metrics["lr"] = self.schedule.lr
         metrics["epoch"] = epoch + (step + 1) / steps if steps else float(epoch)
+        metrics |= self.source.metrics()
         self.session.log(metrics)
 
 

@@ -117,11 +117,16 @@ class BarProgress(Callback):
 
 
 def figures(metrics: Mapping[str, float]) -> str:
-    """`loss 0.1234  val_accuracy 0.9876  12,345 samples/s` from logged metrics."""
+    """`loss 0.1234  val_accuracy 0.9876  12,345 samples/s` from logged metrics; of a feed also how it does."""
     parts = [f"loss {metrics['train_loss']:.4f}"] if "train_loss" in metrics else []
     parts += [f"{name} {value:.4f}" for name, value in metrics.items() if name.startswith("val_")]
     if "samples_per_second" in metrics:
         parts.append(f"{metrics['samples_per_second']:,.0f} samples/s")
+    if "feed_loaders" in metrics:
+        parts.append(
+            f"{metrics['feed_megabytes_per_second']:,.1f} MB/s  {metrics['feed_queue']:.0f} ready  "
+            f"waits {metrics['feed_wait_share']:.0%}  loaders {metrics['feed_loaders']:.0f}"
+        )
     return "  ".join(parts)
 
 

@@ -86,6 +86,8 @@ class Session:
             with ExitStack() as stack:
                 ledger = stack.enter_context(Ledger(self.run_dir.ledger_file if self.run_dir else None))
                 stack.enter_context(self.signals)
+                self.source.heed(lambda: bool(trainer.own_wish_to_stop))
+                stack.callback(self.source.heed, lambda: False)
                 self.loop = self._make_loop(ledger)
                 stack.callback(self.loop.schedule.reset)
                 self._begin(ledger)
@@ -175,6 +177,8 @@ class Session:
 
     def _begin(self, ledger: Ledger) -> None:
         trainer = self.trainer
+        if not self.source.local:
+            ledger.fed(self._source_facts, self.source.told)
         state = self.store.load(self.start) if self.start is not None and self.store is not None else None
         state = from_rank_0(trainer.strategy, state)
         if state is not None:

@@ -84,7 +84,8 @@ class TrainStep:
 
 def check_labels(batch: Batch, classes: int) -> None:
     """Refuse class labels outside [0, classes) before a GPU sees them: there they would end the whole process."""
-    targets = batch.data[1] if isinstance(batch.data, (tuple, list)) and len(batch.data) > 1 else None
+    data = batch.data if batch.host is None else batch.host
+    targets = data[1] if isinstance(data, (tuple, list)) and len(data) > 1 else None
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1 or targets.is_cuda:
         return
     wrong = ((targets < 0) & (targets != -100)) | (targets >= classes)

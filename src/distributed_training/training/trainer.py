@@ -200,6 +200,11 @@ class Trainer:
         return Engine(self.model, self.optimizer, self.strategy, self._criterion, self.config)
 
     @property
+    def criterion(self) -> Criterion | None:
+        """What outputs are judged by, where that was given in Python."""
+        return self._criterion
+
+    @property
     def optimizer(self) -> Optimizer:
         """The optimizer, built from the config if none was given."""
         if self._optimizer is None:
@@ -252,4 +257,5 @@ class Trainer:
         if not training and isinstance(source, Loader) and len(source.dataset) < ranks:
             ranks = 1  # fewer samples than ranks: each looks at all of them
         source.share = Share(self.strategy.rank if ranks > 1 else 0, ranks)
+        source.device = self.strategy.device
         return source

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from distributed_training.checkpoint import find_checkpoint, read_state
 from distributed_training.config import Config
@@ -32,6 +35,8 @@ class Audit:
     """How often the run was resumed."""
     problem: str
     """The first step that is wrong, missing or there twice; empty where all is well."""
+    skipped: dict[Place, list[int]] = field(default_factory=dict)
+    """Samples that could not be loaded and were left out, as the run's settings allow."""
 
 
 def audit(run: RunDirectory) -> Audit:
@@ -42,19 +47,26 @@ def audit(run: RunDirectory) -> Audit:
             f"{run.path}: there is no ledger.jsonl; only runs of a Trainer with files can be audited"
         )
     plan = _plan(run, config)
-    lines, resumes, problem = _lines_that_count(run)
+    lines, skipped, resumes, problem = _lines_that_count(run)
     epochs, steps = divmod(len(lines), plan.steps_per_epoch)
     if not problem:
-        problem = _first_difference(lines, plan) or _too_short(run, config, epochs, steps)
-    return Audit(plan, epochs, steps, resumes, problem)
+        problem = _first_difference(lines, skipped, plan) or _too_short(run, config, epochs, steps)
+    return Audit(plan, epochs, steps, resumes, problem, skipped)
 
 
 def _plan(run: RunDirectory, config: Config) -> Plan:
+    fed = [line["fed"] for line in read_jsonl(run.ledger_file) if "fed" in line]
+    if fed:  # the data was on other machines; what they said of it is in the ledger
+        return _plan_from(run, fed[-1])
     if config.data.dataset != FROM_PYTHON:
         samples, training = len(load_dataset(config.data).train), config.training
         return Plan(samples, training.batch_size, training.seed, config.data.shuffle, config.data.drop_last)
     # The data cannot be had here; every checkpoint says how it was divided into steps.
-    facts = dict(read_state(find_checkpoint(run.path).path)["source"])
+    return _plan_from(run, read_state(find_checkpoint(run.path).path)["source"])
+
+
+def _plan_from(run: RunDirectory, source: Mapping[str, Any]) -> Plan:
+    facts = dict(source)
     facts.pop("dataset", None)
     if not facts:
         raise RunDirectoryError(f"{run.path}: its batches came from an iterable without sample ids; nothing to audit")
@@ -65,35 +77,42 @@ def _plan(run: RunDirectory, config: Config) -> Plan:
     return Plan(**facts)
 
 
-def _lines_that_count(run: RunDirectory) -> tuple[dict[Place, str], int, str]:
-    """(hash by place, number of resumes, the first step that is there twice)."""
+def _lines_that_count(run: RunDirectory) -> tuple[dict[Place, str], dict[Place, list[int]], int, str]:
+    """(hash by place, samples left out by place, number of resumes, the first step that is there twice)."""
     counted: dict[Place, str] = {}
+    skipped: dict[Place, list[int]] = {}
     resumes = 0
     for line in read_jsonl(run.ledger_file):
+        if "fed" in line:
+            continue
         if "resume" in line:
             resumes += 1
             start = (line["resume"]["epoch"], line["resume"]["step"])
             counted = {place: ids for place, ids in counted.items() if place < start}
+            skipped = {place: ids for place, ids in skipped.items() if place < start}
             continue
         place = (line["epoch"], line["step"])
         if place in counted:
-            return counted, resumes, f"{_named(place)} is there twice, with no resume between"
+            return counted, skipped, resumes, f"{_named(place)} is there twice, with no resume between"
         counted[place] = line["ids"]
-    return counted, resumes, ""
+        if "skipped" in line:
+            skipped[place] = line["skipped"]
+    return counted, skipped, resumes, ""
 
 
-def _first_difference(lines: dict[Place, str], plan: Plan) -> str:
+def _first_difference(lines: dict[Place, str], skipped: dict[Place, list[int]], plan: Plan) -> str:
     """The first step, in the order of the plan, that is missing or used other samples."""
-    for place, expected in itertools.islice(_planned(plan), len(lines)):
+    for place, planned in itertools.islice(_planned(plan), len(lines)):
         if place not in lines:
             return f"{_named(place)} is missing, though later steps are there"
-        if lines[place] != expected:
+        expected = planned if place not in skipped else planned[~np.isin(planned, skipped[place])]
+        if lines[place] != hash_of(expected):
             return f"{_named(place)} used other samples than the plan has for it"
     return ""
 
 
-def _planned(plan: Plan) -> Iterator[tuple[Place, str]]:
-    """Every step of every epoch with the hash of its samples, without end."""
+def _planned(plan: Plan) -> Iterator[tuple[Place, np.ndarray]]:
+    """Every step of every epoch with its samples, without end."""
     at_once, epoch = max(1, _IDS_AT_ONCE // plan.batch_size), 0
     while True:
         for first in range(0, plan.steps_per_epoch, at_once):
@@ -101,7 +120,7 @@ def _planned(plan: Plan) -> Iterator[tuple[Place, str]]:
             ids = plan.span(epoch, first, last)
             for step in range(first, last):
                 start = (step - first) * plan.batch_size
-                yield (epoch, step), hash_of(ids[start : start + plan.batch_size])
+                yield (epoch, step), ids[start : start + plan.batch_size]
         epoch += 1
 
 

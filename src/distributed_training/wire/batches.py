@@ -2,7 +2,8 @@
 
 Metadata: `[[record, ...], place]`. A record is `[epoch, step, rank, ranks, samples, seconds, layout, dims, values,
 coded]`; `layout` is a number, or `[number, tree]` the first time. The payload holds for each record the sample ids
-as int64, then the buffers of its tree, each beginning at a multiple of 64.
+as int64, then the buffers of its tree, each beginning at a multiple of 64. An eleventh field `steps` makes it a *run*:
+the rows of so many neighbouring steps of equal size, one after the other, from `step` on.
 """
 
 from __future__ import annotations
@@ -40,30 +41,33 @@ class Scattered(Protocol):
 
 
 class PackedBatch:
-    """A batch ready to be sent. Made without a connection, so it can be made by another thread.
+    """A batch, or a run of them, ready to be sent. Made without a connection, so it can be made by another thread.
 
     Its buffers are the memory of the batch itself: leave that alone until the carrier has sent it.
     """
 
-    __slots__ = ("buffers", "coded", "dims", "head", "samples", "saved", "tree", "values")
+    __slots__ = ("buffers", "coded", "dims", "head", "samples", "saved", "size", "steps", "tree", "values")
 
     def __init__(
         self,
         head: tuple[int, int, int, int, float],
-        ids: np.ndarray,
+        ids: memoryview,
         parts: tuple[Tree, list[int], list[Any], list[memoryview]],
+        steps: int = 1,
     ) -> None:
+        """`ids` are the bytes of the sample ids, see `id_bytes`."""
         self.head = head
-        self.samples = len(ids)
+        self.steps = steps
+        self.samples = len(ids) >> 3
         self.tree, self.dims, self.values, buffers = parts
-        self.buffers = [np.ascontiguousarray(ids, "<i8").view(np.uint8).data, *buffers]
+        self.buffers = [ids, *buffers]
         self.coded: dict[int, tuple[int, int]] = {}
         self.saved = 0
         """Bytes that compression took away."""
-
-    @property
-    def size(self) -> int:
+        self.size = self._measure()
         """Bytes of payload it takes, with padding."""
+
+    def _measure(self) -> int:
         return sum([(len(buffer) + 63) & -64 for buffer in self.buffers])
 
     def compress(self, index: int, codec: int, memory: memoryview) -> None:
@@ -72,6 +76,7 @@ class PackedBatch:
         self.saved += len(self.buffers[index]) - len(memory)
         self.coded[index] = (codec, len(memory))
         self.buffers[index] = memory
+        self.size = self._measure()
         if 3 * len(self.coded) > MAX_ITEMS:
             raise MisuseError(
                 f"a batch of more than {MAX_ITEMS // 3} compressed buffers: leave the small ones as they are"
@@ -81,7 +86,8 @@ class PackedBatch:
         """What the metadata says of it."""
         epoch, step, rank, ranks, seconds = self.head
         coded = [number for index, (codec, size) in self.coded.items() for number in (index, codec, size)]
-        return [epoch, step, rank, ranks, self.samples, seconds, layout, self.dims, self.values, coded]
+        record = [epoch, step, rank, ranks, self.samples, seconds, layout, self.dims, self.values, coded]
+        return record if self.steps == 1 else [*record, self.steps]
 
     def chunks(self, out: list[memoryview]) -> None:
         """Add its buffers and the padding between them to what is to be sent."""
@@ -93,6 +99,11 @@ class PackedBatch:
                     out += buffer.pieces()
                 if size & 63:
                     out.append(_PADDING[-size & 63])
+
+
+def id_bytes(ids: np.ndarray) -> memoryview:
+    """Sample ids as they travel."""
+    return np.ascontiguousarray(ids, "<i8").view(np.uint8).data
 
 
 def pack_batch(
@@ -112,21 +123,23 @@ def pack_batch(
         raise DataError(f"a batch with {len(parts.dims)} dimensions in all; stack what is alike into tensors")
     if not (0 <= epoch < _U32 and 0 <= step < _U63 and 0 <= rank < ranks < _U32 and 0 <= seconds < 1e9):
         raise MisuseError(f"a batch of epoch {epoch}, step {step}, rank {rank} of {ranks}, {seconds} seconds")
-    return PackedBatch((epoch, step, rank, ranks, float(seconds)), ids, parts)
+    return PackedBatch((epoch, step, rank, ranks, float(seconds)), id_bytes(ids), parts)
 
 
 class Batch:
-    """A batch that arrived. Its memory is what the caller's allocator gave for the frame it came in."""
+    """A batch, or a run of them, that arrived. Its memory is what the caller's allocator gave for its frame."""
 
     __slots__ = (
         "_dims", "_layout", "_values", "buffers", "compressed", "epoch", "memory", "rank", "ranks", "raw_size",
-        "seconds", "sizes", "step", "stream",
+        "seconds", "sizes", "step", "steps", "stream",
     )  # fmt: skip
 
     def __init__(self, stream: int, record: list[Any], layout: Layout, sizes: list[int]) -> None:
         self.stream = stream
         """Id of the lease or task it belongs to."""
-        self.epoch, self.step, self.rank, self.ranks, _, self.seconds, _, self._dims, self._values, _ = record
+        self.epoch, self.step, self.rank, self.ranks, _, self.seconds, _, self._dims, self._values, _ = record[:10]
+        self.steps: int = record[10] if len(record) > 10 else 1
+        """More than 1 for a run: then its tensors hold the rows of all steps, equally many of each."""
         self._layout = layout
         self.raw_size = sum(sizes)
         """Bytes of all buffers once nothing is compressed."""
@@ -179,22 +192,28 @@ class SentLayouts:
     def __init__(self, pack: Pack) -> None:
         self.pack = pack
         self._numbers: dict[Tree, int] = {}
+        self._last: tuple[Tree | None, int] = (None, 0)
 
     def reference(self, tree: Tree) -> Any:
         """How to refer to a tree: by number, and with itself the first time."""
+        if tree is self._last[0]:  # of the same block as the batch before: a tree takes long to hash
+            return self._last[1]
         number = self._numbers.get(tree)
         if number is not None:
+            self._last = (tree, number)
             return number
         if len(self._numbers) == MAX_LAYOUTS:
             number = self._numbers.pop(next(iter(self._numbers)))
         else:
             number = len(self._numbers)
         self._numbers[tree] = number
+        self._last = (tree, number)
         return [number, tree]
 
     def forget(self) -> None:
         """Begin anew: to define a number again is always allowed."""
         self._numbers.clear()
+        self._last = (None, 0)
 
 
 def encode_batches(batches: Iterable[PackedBatch], layouts: SentLayouts, place: Place | None) -> bytes:
@@ -228,14 +247,15 @@ class ReceivedLayouts:
         records = metadata[0]
         if not 0 < len(records) <= MAX_BATCHES:
             raise PeerError(f"a frame of {len(records)} batches; between 1 and {MAX_BATCHES} are allowed", Reason.LIMIT)
-        batches, total, raw, buffers = [], 0, 0, 0
+        batches, total, raw, buffers, steps = [], 0, 0, 0, 0
         for record in records:
             batch = self._batch(record, kind, stream, codecs)
             total += sum([(size + 63) & -64 for size in batch.sizes])
             raw += batch.raw_size
             buffers += len(batch.sizes)
-            if buffers > MAX_BUFFERS:
-                raise PeerError(f"a frame of more than {MAX_BUFFERS} buffers", Reason.LIMIT)
+            steps += batch.steps
+            if buffers > MAX_BUFFERS or steps > MAX_BATCHES:
+                raise PeerError(f"a frame of more than {MAX_BUFFERS} buffers or {MAX_BATCHES} batches", Reason.LIMIT)
             if total > payload or raw > self._max_payload:
                 break
             batches.append(batch)
@@ -246,9 +266,9 @@ class ReceivedLayouts:
         return batches
 
     def _batch(self, record: Any, kind: type[Batch], stream: int, codecs: frozenset[int]) -> Batch:
-        if type(record) is not list or len(record) != 10:
-            raise PeerError("a batch whose record has no ten fields")
-        epoch, step, rank, ranks, samples, seconds, layout, dims, values, coded = record
+        if type(record) is not list or not 10 <= len(record) <= 11:
+            raise PeerError("a batch whose record has not ten fields, or eleven")
+        epoch, step, rank, ranks, samples, seconds, layout, dims, values, coded = record[:10]
         if not (
             type(epoch) is int and type(step) is int and type(rank) is int and type(ranks) is int
             and type(samples) is int and 0 <= epoch < _U32
@@ -263,6 +283,8 @@ class ReceivedLayouts:
             _check_values(values)
         sizes = [8 * samples]
         sizes += known.sizes(dims)
+        if len(record) == 11:
+            _check_run(record[10], samples, known, dims)
         batch = kind(stream, record, known, sizes)
         if coded:
             _apply_codecs(batch, coded, codecs)
@@ -283,6 +305,12 @@ class ReceivedLayouts:
             raise PeerError(f"a layout with number {number}; {MAX_LAYOUTS} are kept", Reason.LIMIT)
         known = self._layouts[number] = Layout(tree)
         return known
+
+
+def _check_run(steps: Any, samples: int, layout: Layout, dims: list[int]) -> None:
+    """A run can be cut into steps: all its tensors have the same number of rows, and there is nothing else in it."""
+    if type(steps) is not int or not 1 < steps <= MAX_BATCHES or samples % steps or not layout.has_rows(dims, samples):
+        raise PeerError(f"a run of {steps!r} steps that cannot be cut into them")
 
 
 def _check_values(values: list[Any]) -> None:

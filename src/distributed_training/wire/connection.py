@@ -139,6 +139,11 @@ class Connection(FrameHandler):
         """Memory to receive the next bytes into; while a payload arrives, that payload's own."""
         return self._reader.get_buffer()
 
+    @property
+    def missing(self) -> int:
+        """Bytes of a payload that are still to come; 0 where none is arriving: anything may come next."""
+        return self._reader.missing
+
     def buffer_updated(self, size: int) -> None:
         """So many bytes were received into what `get_buffer` gave."""
         if self._failure is not None:
@@ -350,7 +355,7 @@ class Connection(FrameHandler):
     def _send_batches(self, kind: Kind, stream: int, batches: Sequence[PackedBatch], place: Place | None) -> None:
         self._allowed(kind, stream)
         size = sum([batch.size for batch in batches])
-        if not 0 < len(batches) <= MAX_BATCHES or (place is not None and not self.shared):
+        if not 0 < sum([batch.steps for batch in batches]) <= MAX_BATCHES or (place is not None and not self.shared):
             raise MisuseError(f"a frame of {len(batches)} batches, place {place}")
         if sum([len(batch.buffers) for batch in batches]) > MAX_BUFFERS:
             raise MisuseError(f"a frame of more than {MAX_BUFFERS} buffers; send fewer batches in one")

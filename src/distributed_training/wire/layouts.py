@@ -29,6 +29,7 @@ Types = Mapping[str, type]
 
 _MAX_DIM = 2**40
 _MAX_BYTES = 2**62
+_INT = {int}
 
 
 def as_numpy(dtype: DType, shape: tuple[int, ...], memory: memoryview, origin: int) -> Any:
@@ -55,7 +56,7 @@ _Build = Callable[[_Parts], Any]
 class Layout:
     """One shape of nesting, checked and compiled."""
 
-    __slots__ = ("_build", "_sizers", "dim_count", "value_count")
+    __slots__ = ("_build", "_last", "_rows", "_sizers", "dim_count", "value_count")
 
     def __init__(self, tree: Any) -> None:
         compiler = _Compiler()
@@ -63,9 +64,16 @@ class Layout:
         self._sizers: list[tuple[int, int, int]] = compiler.sizers
         self.dim_count: int = compiler.dims
         self.value_count: int = compiler.values
+        self._rows: list[int] | None = compiler.rows if compiler.only_rows else None
+        self._last: tuple[list[int], list[int]] | None = None
 
     def sizes(self, dims: list[int]) -> list[int]:
-        """Bytes of each buffer."""
+        """Bytes of each buffer. Most batches have the numbers of the one before."""
+        if self._last is None or self._last[0] != dims or set(map(type, dims)) != _INT:  # for True == 1 == 1.0
+            self._last = (dims, self._checked_sizes(dims))
+        return self._last[1]
+
+    def _checked_sizes(self, dims: list[int]) -> list[int]:
         if len(dims) != self.dim_count:
             raise PeerError(f"a batch with {len(dims)} numbers where its layout has {self.dim_count}")
         for dim in dims:
@@ -80,6 +88,10 @@ class Layout:
             sizes.append(size)
         return sizes
 
+    def has_rows(self, dims: list[int], rows: int) -> bool:
+        """Whether this is nothing but tensors of so many rows each, in lists, tuples and dicts."""
+        return bool(self._rows) and all(dims[at] == rows for at in self._rows or ())
+
     def restore(self, dims: list[int], values: list[Any], buffers: list[memoryview], make: Make, types: Types) -> Any:
         """The batch. Its tensors are views of the buffers."""
         return self._build(_Parts(dims, values, buffers, make, types))
@@ -91,6 +103,9 @@ class _Compiler:
     def __init__(self) -> None:
         self.sizers: list[tuple[int, int, int]] = []
         self.dims = self.values = self.leaves = self.collections = 0
+        self.rows: list[int] = []
+        """Which of the numbers are the first side of a tensor."""
+        self.only_rows = True
 
     def node(self, tree: Any, depth: int) -> _Build:
         """One node and all below it."""
@@ -102,6 +117,7 @@ class _Compiler:
             leaf = _LEAVES.get((tag, len(tree)))
             if leaf is None or self.leaves > MAX_LEAVES:
                 raise PeerError(f"a layout with an unknown node {tree[:4]!r}, or more than {MAX_LEAVES} leaves")
+            self.only_rows = self.only_rows and tag == Node.TENSOR
             return leaf(self, *tree[1:])
         self.collections += 1
         if self.collections > MAX_LEAVES or depth >= MAX_DEPTH:
@@ -111,6 +127,7 @@ class _Compiler:
             return _tuple(children) if tag == Node.TUPLE else _list(children)
         if tag == Node.DICT and len(tree) >= 2:
             return self._dict(tree[1], [self.node(child, depth + 1) for child in tree[2:]])
+        self.only_rows = False
         if tag in (Node.NAMED, Node.RECORD) and len(tree) >= 3:
             return self._record(tag, tree[1], tree[2], [self.node(child, depth + 1) for child in tree[3:]])
         raise PeerError(f"a layout with a node of unknown kind {tag}")
@@ -158,6 +175,8 @@ class _Compiler:
         known, own = dtype, origin
         index, start = self._buffer(dtype.size, dimensions)
         end = start + dimensions
+        self.rows.append(start)
+        self.only_rows = self.only_rows and dimensions > 0 and origin == Origin.TENSOR
         if dtype.name == "bool":
             return lambda p: p.make(known, tuple(p.dims[start:end]), _truth(p.buffers[index]), own)
         return lambda p: p.make(known, tuple(p.dims[start:end]), p.buffers[index], own)

@@ -150,12 +150,18 @@ class Release(Message):
 
 @dataclass(frozen=True)
 class Progress(Message):
-    """Where training is, and how many steps ahead of it may be prepared."""
+    """Where training is, how many steps ahead of it may be prepared, and what people want to see of it."""
 
     KIND = Kind.PROGRESS
     epoch: U32
     step: U63
     horizon: U32
+    queue: U32
+    """Steps that are ready."""
+    waited: U32
+    """Thousandths of the time that training waited for batches."""
+    loaders: U32
+    """Workers connected."""
 
 
 @dataclass(frozen=True)

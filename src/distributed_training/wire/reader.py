@@ -64,6 +64,11 @@ class FrameReader:
         """Whether nothing of a frame has arrived yet that is not complete."""
         return self._stage is _Stage.HEADER and len(self._target) == HEADER_SIZE
 
+    @property
+    def missing(self) -> int:
+        """Bytes of a payload that are still to come; 0 where none is arriving."""
+        return len(self._target) if self._stage is _Stage.PAYLOAD else 0
+
     def get_buffer(self) -> memoryview:
         """Where the next bytes should be written. Never empty."""
         return self._target if self._stage is _Stage.PAYLOAD else self._scratch

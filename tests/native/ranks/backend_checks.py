@@ -6,6 +6,7 @@ Run by every rank: see tests/native/test_backend.py.
 from __future__ import annotations
 
 import functools
+import gc
 import operator
 import os
 import resource
@@ -406,6 +407,22 @@ class TestGroups:
         dist.all_gather(found, torch.tensor([float(rank)]), group=group)
         assert sorted(int(value) for value in found) == list(range(ranks))
 
+    def test_what_mpi_keeps_for_a_group_is_freed(self) -> None:
+        def kept() -> float:
+            return float(load_extension().statistics()["communicators"])
+
+        found = []
+        for _ in range(6):
+            group = dist.new_group()
+            dist.all_reduce(torch.ones(1), group=group)
+            if dist.get_rank() < 2:  # a tensor that is received
+                dist.send(torch.ones(1), 1, group=group) if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0, group)
+            dist.destroy_process_group(group)
+            del group
+            gc.collect()
+            found.append(kept())
+        assert len(set(found[1:])) == 1, found  # the one before goes when the next is made
+
     def test_numbers_of_operations(self) -> None:
         before = backend()._get_sequence_number_for_group()
         dist.barrier()
@@ -487,5 +504,6 @@ def test_what_the_thread_did_is_counted() -> None:
     after = load_extension().statistics()
     assert after["operations"] - before["operations"] == 2
     assert after["bytes"] - before["bytes"] == 8000
-    assert after["inline_operations"] - before["inline_operations"] == (1 if memory_only() else 0)
+    inline = after["inline_operations"] - before["inline_operations"]
+    assert inline == 1 or (inline == 0 and not memory_only())  # over MPI only where the thread was idle just then
     assert after["busy_seconds"] > 0

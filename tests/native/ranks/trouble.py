@@ -17,6 +17,17 @@ import torch.distributed as dist
 from tests.native.ranks.meeting import meet
 
 SECONDS = 2.0
+PATIENT = 60.0  # for what is found long before a deadline
+
+
+def other() -> int:
+    """The first rank of the second half, which is a host of its own where there are several; 1 of two ranks."""
+    return dist.get_world_size() // 2
+
+
+def differs() -> bool:
+    """Whether this rank is of the half that does something else."""
+    return dist.get_rank() >= other()
 
 
 def another_size(group: dist.ProcessGroup) -> None:
@@ -45,6 +56,33 @@ def another_piece(group: dist.ProcessGroup) -> None:
     mine = [2 if dist.get_rank() == 1 else 1, *rows[1:]]
     dist.all_to_all_single(torch.zeros(ranks), torch.zeros(sum(mine)), rows, mine, group=group)
     dist.all_reduce(torch.zeros(10), group=group)  # those who noticed nothing hear of it here
+
+
+def another_host(group: dist.ProcessGroup) -> None:
+    """Hosts that go different ways: each waits for what the other does not send."""
+    if differs():
+        dist.all_gather([torch.zeros(10) for _ in range(dist.get_world_size())], torch.zeros(10), group=group)
+    else:
+        dist.all_reduce(torch.zeros(10), group=group)
+
+
+def another_way(group: dist.ProcessGroup) -> None:
+    """A call that would end without an answer, beside one that needs it."""
+    if dist.get_rank() == 1:
+        dist.gather(torch.zeros(10), None, 0, group=group)
+    dist.all_reduce(torch.zeros(10), group=group)
+
+
+def another_root(group: dist.ProcessGroup) -> None:
+    root = other() if differs() else 0
+    into = [torch.zeros(10) for _ in range(dist.get_world_size())] if dist.get_rank() == root else None
+    dist.gather(torch.zeros(10), into, root, group=group)
+    dist.all_reduce(torch.zeros(10), group=group)  # those who were done hear of it here
+
+
+def two_roots(group: dist.ProcessGroup) -> None:
+    dist.broadcast(torch.zeros(10), other() if differs() else 0, group=group)
+    dist.all_reduce(torch.zeros(10), group=group)  # two who both gave hear of it here
 
 
 def does_not_come(group: dist.ProcessGroup) -> None:
@@ -96,7 +134,8 @@ def learn(case: str, which: str, operation: Callable[[dist.ProcessGroup], None],
 def main() -> None:
     meet()
     for case in sys.argv[1:]:
-        group = dist.new_group(timeout=timedelta(seconds=SECONDS))
+        patient = case.startswith(("another_", "two_"))
+        group = dist.new_group(timeout=timedelta(seconds=PATIENT if patient else SECONDS))
         learn(case, "first", globals()[case], group)
         learn(case, "second", lambda group: dist.all_reduce(torch.zeros(10), group=group), group)
     # The others may still be learning of it; mpirun ends all as soon as one leaves like this.

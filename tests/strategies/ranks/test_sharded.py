@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.launching import run_ranks
+from tests.forked_ranks import RankServer
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("strategy", "ranks"), [("zero1", 2), ("zero1", 3), ("zero2", 2), ("zero3", 3)])
-def test_what_they_must_get_right_beyond_the_contract(strategy: str, ranks: int) -> None:
-    run_ranks(
-        ranks,
-        ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "tests/strategies/ranks/sharded_checks.py"],
-        STRATEGY=strategy,
-    )
+def test_what_they_must_get_right_beyond_the_contract(rank_server: RankServer, strategy: str, ranks: int) -> None:
+    rank_server.check(ranks, ["tests/strategies/ranks/sharded_checks.py"], STRATEGY=strategy)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,13 @@ TOLERANCE = 1e-6
 Run = Callable[..., tuple[dict[str, Any], dict[str, torch.Tensor]]]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
-    server = RankServer(tmp_path_factory.mktemp("ranks"))
-    yield server
-    server.close()
-
-
 @pytest.fixture
-def run(server: RankServer, tmp_path: Path) -> Run:
+def run(rank_server: RankServer, tmp_path: Path) -> Run:
     """(summary, tensors) of a training."""
 
     def run(name: str, ranks: int, *words: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         job = [JOB, str(tmp_path / name), *words]
-        codes, screen = (server.start(ranks, job) if ranks > 1 else server.start_alone(job)).end()
+        codes, screen = (rank_server.start(ranks, job) if ranks > 1 else rank_server.start_alone(job)).end()
         assert codes == [0] * ranks, screen
         out = tmp_path / name
         return json.loads((out / "summary.json").read_text()), load_file(out / "tensors.safetensors")

@@ -122,6 +122,7 @@ class PointToPoint : public Transfer {
             return;
           }
         }
+        group_->count_transfer(sends_);
         work_->set_source(peer_);
         stage_.give_back();
         finish(nullptr);
@@ -239,10 +240,20 @@ MpiBackend::WorkPtr MpiBackend::submit(Request request, std::function<void(Runni
     return std::exception_ptr();
   };
 
-  if (request.may_run_here && on_cpu && (group_->in_memory() || size_ == 1) && *outstanding_ == 0) {
-    ++statistics.inline_operations;
-    work->complete(run(*stage, body));
-    return work;
+  if (request.may_run_here && on_cpu && *outstanding_ == 0) {
+    std::exception_ptr error;
+    auto here = [&] { error = run(*stage, body); };
+    const bool needs_mpi = !group_->in_memory() && size_ > 1;
+    if (needs_mpi) {
+      Engine::instance().require_running();
+    } else {
+      here();
+    }
+    if (!needs_mpi || Engine::instance().run_here(here)) {
+      ++statistics.inline_operations;
+      work->complete(error);
+      return work;
+    }
   }
   Engine::instance().require_running();
   ++*outstanding_;

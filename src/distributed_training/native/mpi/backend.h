@@ -83,7 +83,7 @@ class MpiBackend : public c10d::Backend {
     Tensors outputs;
     Tensors inputs;
     std::chrono::milliseconds timeout;
-    bool may_run_here = false;  // the caller waits anyway, and the operation needs no MPI when the group is on one host
+    bool may_run_here = false;  // the caller waits anyway, and on one host the operation stays in its memory
   };
   WorkPtr submit(Request request, std::function<void(Running&)> body);
   WorkPtr transfer(c10d::OpType type, const char* what, Tensors& tensors, int peer, int tag);

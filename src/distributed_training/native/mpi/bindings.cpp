@@ -17,7 +17,8 @@
 //                                                  Also done at exit of the interpreter, unless an exception ended it.
 //   abort(code)                                    MPI_Abort: ends the job at once
 //   statistics() -> dict                           operations, bytes, busy_seconds (communication thread at work),
-//                                                  inline_operations (finished in the caller's own thread)
+//                                                  inline_operations (done in the caller's own thread),
+//                                                  communicators (of groups, not freed yet)
 //   plain_allreduce(tensor, repeat=1) -> float     seconds per MPI_Allreduce (sum, in place) over all ranks of the job,
 //                                                  called as a C program would; float32 on the CPU; for benchmarks only
 //
@@ -25,6 +26,8 @@
 //       .allreduce_compressed(tensor, wire="bf16" | "int8", average=False) -> Work     float32; same bits on every rank
 //       .topology() -> dict     hosts, ranks_per_host, shared_memory (bool), why_not (no shared memory, why; or "")
 //       .failure() -> str       why the group is broken, or ""
+//       .timed_allreduce(tensor, repeat=1) -> float    seconds per all-reduce (sum) that is waited for, without Python in
+//                                                      between; for benchmarks only
 #include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/utils/pybind.h>
@@ -125,11 +128,21 @@ double plain_allreduce(const at::Tensor& tensor, int repeat) {
   return *seconds;
 }
 
+double timed_allreduce(MpiBackend& backend, const at::Tensor& tensor, int repeat) {
+  MpiBackend::Tensors tensors{tensor};
+  c10d::AllreduceOptions options;
+  options.asyncOp = false;
+  auto begin = Clock::now();
+  for (int i = 0; i < repeat; ++i) backend.allreduce(tensors, options)->wait();
+  return std::chrono::duration<double>(Clock::now() - begin).count() / repeat;
+}
+
 std::map<std::string, double> statistics() {
   auto& now = Engine::instance().statistics();
   return {{"operations", static_cast<double>(now.operations.load())},
           {"inline_operations", static_cast<double>(now.inline_operations.load())},
           {"bytes", static_cast<double>(now.bytes.load())},
+          {"communicators", static_cast<double>(now.communicators.load())},
           {"busy_seconds", static_cast<double>(now.busy_nanoseconds.load()) * 1e-9}};
 }
 
@@ -180,6 +193,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
             return self.allreduce_compressed(tensor, wire == "bf16" ? Wire::bf16 : Wire::int8, average);
           },
           py::arg("tensor"), py::arg("wire"), py::arg("average") = false, NoGil())
+      .def("timed_allreduce", &timed_allreduce, py::arg("tensor"), py::arg("repeat") = 1, NoGil())
       .def("topology",
            [](const MpiBackend& self) {
              py::dict facts;

@@ -6,8 +6,10 @@
 // back. The same bits on every rank, the same traffic as the best of MPI's own, and compression is the same algorithm
 // with other bytes.
 //
-// Every collective also sends a header that says what is called. Where two ranks differ both learn what the other
-// called. All methods belong to the communication thread.
+// Every collective also sends a header that says what is called, and what was called before. Where two ranks differ both
+// learn what the other called. All methods belong to whoever has MPI (engine.h).
+//
+// channel_allreduce.cpp has the all-reduce, channel.cpp the others and what all share.
 #pragma once
 
 #include <functional>
@@ -15,25 +17,13 @@
 #include <string>
 #include <vector>
 
+#include "calls.h"
 #include "codec.h"
 #include "engine.h"
 #include "reduce.h"
+#include "requests.h"
 
 namespace dtrain {
-
-/// What a rank calls, as it travels ahead of the data.
-struct Call {
-  enum Kind : uint8_t { allreduce, reduce_scatter, allgather, broadcast, barrier, alltoall, gather, scatter };
-  uint64_t number = 0;  // of the call on this channel
-  uint64_t count = 0;   // elements, or bytes where nothing is reduced (alltoall: between these two ranks)
-  Kind kind = barrier;
-  uint8_t dtype = 0;
-  uint8_t op = 0;
-  uint8_t wire = 255;
-  int32_t root = -1;
-  bool operator==(const Call& other) const;
-  std::string text() const;
-};
 
 /// The deadline has passed; `missing` are the ranks (of the channel) from which something was still to come.
 struct Late : std::runtime_error {
@@ -46,30 +36,6 @@ struct Differs : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// One MPI call takes an int; messages of 2^30 bytes stay clear of its end.
-constexpr size_t kMessage = size_t{1} << 30;
-
-/// Sends and receives that are waited for together.
-class Requests {
- public:
-  /// In messages of `cut` bytes; the receiver must cut as the sender does.
-  void send(MPI_Comm comm, int peer, int tag, const void* data, size_t bytes, size_t cut = kMessage);
-  void receive(MPI_Comm comm, int peer, int tag, void* data, size_t bytes, size_t cut = kMessage);
-  bool empty() const { return requests_.empty(); }
-  /// True when all are done (and forgets them). Throws MpiError.
-  bool test();
-  /// The peers of those that are not done.
-  std::vector<int> open() const;
-  /// Bytes of the last receive that test() has seen complete and who sent it.
-  const MPI_Status& last() const { return last_; }
-
- private:
-  std::vector<MPI_Request> requests_;
-  std::vector<MPI_Status> statuses_;
-  std::vector<int> peers_;
-  MPI_Status last_{};
-};
-
 class Channel {
  public:
   struct Piece {
@@ -78,8 +44,9 @@ class Channel {
     size_t bytes;
   };
 
-  /// `names`: how messages call the ranks. `poll`: called while waiting; may throw to end the wait.
-  Channel(MPI_Comm comm, std::vector<int> names, std::function<void()> poll);
+  /// `names`: how messages call the ranks. `calls`: those of the group, which outlives this. `poll`: called while
+  /// waiting; may throw to end the wait.
+  Channel(MPI_Comm comm, std::vector<int> names, const Calls& calls, std::function<void()> poll);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -101,13 +68,41 @@ class Channel {
   void scatter(const void* const* inputs, void* output, size_t bytes, int root, Clock::time_point deadline);
 
  private:
+  // What is sent to everybody at once begins in the message of its header, with up to so many bytes.
+  static constexpr size_t kHead = 8 * 1024;
+  // Room for a header with such a beginning: whichever of the two a peer sends, it fits, and tells what was called.
+  static constexpr size_t kSlot = sizeof(Header) + kHead;
+  // Libraries send messages up to some 64 KB at once and ask first for longer ones, which costs more than a few messages
+  // do.
+  static constexpr size_t kPiece = 56 * 1024;
+  static size_t cut_of(size_t bytes) { return bytes <= 512 * 1024 ? kPiece : kMessage; }
+  // Bytes that one rank owns of a round: enough to fill a network for longer than the reduction of the round before
+  // takes.
+  static constexpr size_t kPart = 1024 * 1024;
+
   struct Parts;
   void exchange(Call call, const std::vector<Piece>& sends, const std::vector<Piece>& receives,
                 Clock::time_point deadline);
-  void post_headers(Requests& requests, const Call& call, const std::vector<int>& to, const std::vector<int>& from,
-                    int tag);
+  uint8_t* slot(int peer) { return slots_.data() + kSlot * peer; }
+  void receive_header(Requests& requests, int peer);
+  void send_header(Requests& requests, int peer, const Call& call);
+  /// Throws Differs if what has come from these peers is not this call.
   void check_headers(const Call& call, const std::vector<int>& from) const;
   void wait(Requests& requests, Clock::time_point deadline);
+  /// Runs `body`; where it fails while headers tell of different calls, that is the error.
+  template <class Body, class Check>
+  static void explained(const Body& body, const Check& check) {
+    try {
+      body();
+    } catch (const MpiError&) {
+      check();  // a message that does not fit: better to say what was called than that it was too long
+      throw;
+    } catch (const Late&) {
+      check();
+      throw;
+    }
+    check();
+  }
   void allreduce_flat(void* data, size_t count, Dtype dtype, Op op, int64_t divisor, Clock::time_point deadline);
   /// The rounds that allreduce and allreduce_compressed share.
   void rounds(Parts& parts, const Call& call, Clock::time_point deadline);
@@ -120,11 +115,12 @@ class Channel {
   MPI_Comm comm_;
   int rank_ = 0, size_ = 1;
   std::vector<int> names_;
+  const Calls& calls_;
   std::function<void()> poll_;
   uint64_t number_ = 0;
   // Buffers of messages live as long as the channel: a message given up may still be written by MPI.
-  std::vector<Call> headers_out_;
-  std::vector<uint8_t> slots_;  // one for the header (and the short message) of each rank
+  std::vector<Header> headers_out_;
+  std::vector<uint8_t> slots_;  // one of each rank
   std::vector<uint8_t> flat_, received_, encoded_, reply_;
 };
 

@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 #include <sched.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 #include <unistd.h>
 
 #include <algorithm>
@@ -33,7 +36,15 @@ void make_symbols_global() {
 #endif
 }
 
-thread_local bool communication_thread = false;
+thread_local bool has_mpi = false;
+thread_local bool waits = false;
+
+/// A short sleep is as short as it is asked for; the system makes it 50 us longer otherwise.
+void sleep_exactly() {
+#if defined(__linux__)
+  prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0);
+#endif
+}
 
 }  // namespace
 
@@ -66,10 +77,12 @@ bool mpi_is_cuda_aware() {
 #endif
 }
 
+Backoff::Backoff() : awake_(Engine::caller_waits() ? 10000 : 500) {}
+
 std::chrono::microseconds Backoff::sleep_time() {
   ++turns_;
-  if (turns_ < 500) return std::chrono::microseconds(0);
-  return std::chrono::microseconds(turns_ < 2000 ? 20 : 200);
+  if (turns_ < awake_) return std::chrono::microseconds(0);
+  return std::chrono::microseconds(turns_ < awake_ + 1500 ? 20 : 200);
 }
 
 void Backoff::pause() {
@@ -126,7 +139,7 @@ void Engine::initialise() {
   if (finalised) throw std::runtime_error("MPI was already finalised in this process");
   MPI_Initialized(&initialised);
   if (!initialised) {
-    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided), "MPI_Init_thread");
+    check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided), "MPI_Init_thread");
     own_mpi_ = true;
   } else {
     check_mpi(MPI_Query_thread(&provided), "MPI_Query_thread");
@@ -136,6 +149,7 @@ void Engine::initialise() {
           "MPI_THREAD_SERIALIZED or more (mpi4py: mpi4py.rc.thread_level = 'multiple'), or let this library start it");
     }
   }
+  any_thread_ = provided >= MPI_THREAD_SERIALIZED;
   check_mpi(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check_mpi(MPI_Comm_dup(MPI_COMM_WORLD, &world_), "MPI_Comm_dup");
@@ -152,12 +166,16 @@ void Engine::initialise() {
   char name[MPI_MAX_PROCESSOR_NAME] = {};
   int length = 0;
   if (MPI_Get_processor_name(name, &length) == MPI_SUCCESS) host_name_.assign(name, length);
+  notices_.open(world_);
 }
 
-bool Engine::is_this_thread() { return communication_thread; }
+bool Engine::is_this_thread() { return has_mpi; }
+
+bool Engine::caller_waits() { return waits; }
 
 void Engine::loop(std::promise<void> started) {
-  communication_thread = true;
+  has_mpi = true;
+  sleep_exactly();
   try {
     initialise();
     state_ = State::running;
@@ -171,13 +189,15 @@ void Engine::loop(std::promise<void> started) {
     std::function<void()> task;
     {
       std::unique_lock<std::mutex> lock(mutex_);
-      auto something = [this] { return !tasks_.empty() || !waiting_transfers_.empty() || stop_; };
-      if (transfers_.empty()) {
-        wake_.wait(lock, something);
-      } else if (!something()) {
+      taken_ = false;
+      wake_.wait(lock, [this] { return !taken_ && !idle(); });
+      // From here on nobody else takes MPI: that needs the engine to be idle.
+      auto new_work = [this] { return !tasks_.empty() || !waiting_transfers_.empty() || stop_; };
+      if (!new_work()) {  // transfers under way: looked at ever less often
         auto time = backoff.sleep_time();
-        if (time.count() > 0) wake_.wait_for(lock, time, something);
+        if (time.count() > 0) wake_.wait_for(lock, time, new_work);
       }
+      taken_ = true;
       if (!tasks_.empty()) {
         task = std::move(tasks_.front());
         tasks_.pop_front();
@@ -197,10 +217,28 @@ void Engine::loop(std::promise<void> started) {
   finalise();
 }
 
+bool Engine::idle() const {
+  return tasks_.empty() && waiting_transfers_.empty() && transfers_.empty() && !stop_;
+}
+
+bool Engine::run_here(const std::function<void()>& task) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!any_thread_ || taken_ || !idle()) return false;
+    taken_ = true;
+  }
+  has_mpi = waits = true;
+  task();
+  has_mpi = waits = false;
+  std::lock_guard<std::mutex> lock(mutex_);
+  taken_ = false;
+  if (!idle()) wake_.notify_one();
+  return true;
+}
+
 void Engine::finalise() {
   if (!failed_) {
-    for (auto& task : at_shutdown_) task();
-    at_shutdown_.clear();
+    notices_.close();
     int finalised = 0;
     if (own_mpi_ && MPI_Finalized(&finalised) == MPI_SUCCESS && !finalised) MPI_Finalize();
   }
@@ -267,8 +305,6 @@ void Engine::progress() {
       std::remove_if(transfers_.begin(), transfers_.end(), [](const auto& transfer) { return transfer->poll(); }),
       transfers_.end());
 }
-
-void Engine::at_shutdown(std::function<void()> task) { at_shutdown_.push_back(std::move(task)); }
 
 bool Engine::shutdown(std::chrono::milliseconds timeout) {
   std::lock_guard<std::mutex> lock(start_mutex_);

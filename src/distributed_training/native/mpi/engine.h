@@ -1,4 +1,6 @@
-// The communication thread: the one thread of a process that calls MPI.
+// The communication thread, and whose turn it is to call MPI: one thread of a process has it at a time. That is the
+// communication thread, except while it has nothing to do: then a caller who would only wait for his operation may do it
+// himself, which saves waking two threads.
 //
 // Collectives are tasks that run one after the other, in the order in which they were submitted. Sends and receives are
 // transfers: they are started in their own order as soon as the thread looks (also while a collective waits for its
@@ -22,6 +24,9 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "communicators.h"
+#include "notices.h"
 
 namespace dtrain {
 
@@ -49,7 +54,7 @@ inline void relax() {
 #endif
 }
 
-/// A send or a receive under way. All methods run in the communication thread and never throw.
+/// A send or a receive under way. All methods run in the thread that has MPI and never throw.
 class Transfer {
  public:
   virtual ~Transfer() = default;
@@ -59,15 +64,18 @@ class Transfer {
 };
 
 /// Pauses between two looks at something that will come soon: first none, then the processor is given away, then sleep.
+/// The communication thread shares its processor with the computation and sleeps early; a caller who has nothing else to
+/// do (Engine::caller_waits()) goes on looking for longer.
 class Backoff {
  public:
+  Backoff();
   void pause();
   void reset() { turns_ = 0; }
   /// How long the next pause should sleep; zero: it need not.
   std::chrono::microseconds sleep_time();
 
  private:
-  unsigned turns_ = 0;
+  unsigned awake_, turns_ = 0;
 };
 
 struct Statistics {
@@ -75,6 +83,7 @@ struct Statistics {
   std::atomic<uint64_t> inline_operations{0};
   std::atomic<uint64_t> bytes{0};
   std::atomic<uint64_t> busy_nanoseconds{0};
+  std::atomic<int64_t> communicators{0};  // of groups, not freed yet
 };
 
 class Engine {
@@ -102,11 +111,22 @@ class Engine {
   /// Runs `task` in the communication thread, after all that was submitted before, and waits for its end.
   void call(std::function<void()> task, std::chrono::milliseconds timeout, const std::string& what);
 
-  /// For waits inside a collective: starts and polls transfers. Communication thread only.
+  /// Runs `task` in the caller's thread, if MPI allows that and the communication thread has nothing to do. False: it
+  /// was not run. `task` throws nothing.
+  bool run_here(const std::function<void()>& task);
+
+  /// For waits inside a collective: starts and polls transfers. Only where is_this_thread().
   void progress();
 
-  /// Whether the caller is the communication thread.
+  /// Whether the caller has MPI: he is the communication thread, or inside run_here().
   static bool is_this_thread();
+
+  /// Whether the caller is inside run_here().
+  static bool caller_waits();
+
+  /// Only where is_this_thread().
+  Notices& notices() { return notices_; }
+  PutBy& put_by() { return put_by_; }
 
   Statistics& statistics() { return statistics_; }
 
@@ -116,9 +136,6 @@ class Engine {
 
   /// Ends MPI and the thread. True if MPI_Finalize was done (or was not ours to do).
   bool shutdown(std::chrono::milliseconds timeout);
-  /// Called in the communication thread just before MPI_Finalize.
-  void at_shutdown(std::function<void()> task);
-
  private:
   enum class State { idle, starting, running, stopped };
 
@@ -126,6 +143,7 @@ class Engine {
   void loop(std::promise<void> started);
   void initialise();
   void finalise();
+  bool idle() const;  // nobody has MPI and nothing is to be done; under the mutex
 
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -133,8 +151,9 @@ class Engine {
   std::deque<std::shared_ptr<Transfer>> waiting_transfers_;
   std::atomic<bool> transfers_waiting_{false};
   std::vector<std::shared_ptr<Transfer>> transfers_;
-  bool progressing_ = false;  // communication thread only
-  std::vector<std::function<void()>> at_shutdown_;
+  bool taken_ = true;         // somebody calls MPI; under the mutex. Transfers under way are his.
+  bool progressing_ = false;  // his too
+  bool any_thread_ = false;   // MPI may be called by one thread after the other
   std::promise<void> stopped_;
   bool stop_ = false;
 
@@ -148,6 +167,8 @@ class Engine {
   int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1, host_ = 0;
   std::string host_name_;
   Statistics statistics_;
+  Notices notices_;
+  PutBy put_by_;
 };
 
 /// The MPI library and its version in one line; may be asked before MPI has started.

@@ -2,14 +2,16 @@
 //
 //   one host                  through shared memory (HostMemory)
 //   several hosts             all-reduce, broadcast and barrier first inside the host through shared memory, then one
-//   stream
-//                             per host over MPI; the others straight over MPI
+//                             stream per host over MPI; the others straight over MPI
 //   one rank a host, or no
 //   shared memory to be had   over MPI
 //
 // A failure breaks the group: every later operation fails at once with the first reason, and the other ranks are told,
-// so that they need not wait for their own deadline. Collectives belong to the communication thread; those of a group
-// on one host (`in_memory()`) touch no MPI and may run in any one thread at a time.
+// so that they need not wait for their own deadline. Calls that differ between ranks are such a failure (calls.h).
+// Collectives belong to whoever has MPI (engine.h); those of a group on one host (`in_memory()`) touch no MPI and may run
+// in any one thread at a time.
+//
+// group.cpp has the collectives, group_making.cpp how it comes to be and ends, group_failures.cpp what goes wrong.
 #pragma once
 
 #include <atomic>
@@ -18,9 +20,12 @@
 #include <string>
 #include <vector>
 
+#include "calls.h"
 #include "channel.h"
 #include "codec.h"
+#include "communicators.h"
 #include "engine.h"
+#include "notices.h"
 #include "reduce.h"
 
 namespace dtrain {
@@ -43,14 +48,14 @@ struct Broken : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-class Group : public std::enable_shared_from_this<Group> {
+class Group : public Listener, public std::enable_shared_from_this<Group> {
  public:
   using Timeout = std::chrono::milliseconds;
 
   /// Called by all members, each with the ranks that the members have in MPI_COMM_WORLD.
   static std::shared_ptr<Group> create(const GroupSettings& settings, const std::vector<int>& world_ranks);
 
-  ~Group();
+  ~Group() override;
 
   int rank() const { return settings_.rank; }
   int size() const { return settings_.size; }
@@ -62,7 +67,9 @@ class Group : public std::enable_shared_from_this<Group> {
   const std::string& why_not() const { return why_not_; }
   /// Whether the collectives that need no peer-to-peer messages stay within this host's memory.
   bool in_memory() const { return memory_ && hosts_ == 1; }
-  MPI_Comm transfers() const { return transfers_; }
+  MPI_Comm transfers() const { return comms_.transfers; }
+  /// Counts a tensor that was sent or received over transfers().
+  void count_transfer(bool sent) { ++(sent ? comms_.sent : comms_.received); }
 
   void allreduce(void* data, size_t count, Dtype dtype, Op op, Timeout timeout);
   void allreduce_compressed(float* data, size_t count, Wire wire, bool average, Timeout timeout);
@@ -82,35 +89,46 @@ class Group : public std::enable_shared_from_this<Group> {
   /// Why the group is broken; empty if it is not.
   std::string failure() const;
   bool broken() const { return broken_.load(std::memory_order_acquire); }
-  /// Throws Broken if the group is broken, also by the word of another rank. Communication thread only.
+  /// Throws Broken if the group is broken, also by the word of another rank. Only for whoever has MPI.
   void check();
+  void hear(const Notice& notice) override;
 
  private:
   Group();
-  void connect(const std::vector<int>& world_ranks);
+  void connect();
   void find_hosts();
   void share_memory();
-  void watch_for_notices();
-  void send_notices(const std::string& reason);
+  /// Counts a call in. Throws Differs if another rank is known to have called something else.
+  void begin(Call::Kind kind, size_t count, int root = -1);
+  void begin(Call::Kind kind, size_t count, Dtype dtype, Op op, uint8_t wire = 255);
+  void begin(const Call& call);
+  /// For waits inside a collective: what else there is to do meanwhile. Throws Broken.
+  void look();
+  /// The same, asked for by a thread that waits without having MPI.
+  void look_soon();
+  void send_notices(const Notice& notice);
+  std::string explain(const Calls::Other& other) const;
   void keep_for_ever();
+  /// An all-reduce that is part of a call already counted.
+  void reduce(void* data, size_t count, Dtype dtype, Op op, Timeout timeout);
   Waiting waiting(Timeout timeout) const;
   Clock::time_point deadline(Timeout timeout, bool between_hosts = true) const;
 
   GroupSettings settings_;
-  MPI_Comm comm_ = MPI_COMM_NULL, transfers_ = MPI_COMM_NULL;
+  Communicators comms_;
   int hosts_ = 1;
   std::vector<int> host_of_;  // of each rank: the number of its host
   std::vector<int> leader_;   // of each host: the rank that speaks for it
   std::vector<int> local_;    // ranks of this host
   std::string why_not_;
+  Calls calls_;
   std::unique_ptr<HostMemory> memory_;
   std::unique_ptr<Channel> everybody_, leaders_;
 
   mutable std::mutex mutex_;
   std::atomic<bool> broken_{false};
   std::string reason_;
-  MPI_Request notice_ = MPI_REQUEST_NULL;
-  std::vector<char> notice_in_;
+  std::atomic<bool> look_asked_{false};
 };
 
 }  // namespace dtrain

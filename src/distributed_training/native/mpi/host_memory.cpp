@@ -84,12 +84,12 @@ void HostMemory::allgather(const void* input, void* const* outputs, size_t bytes
 }
 
 void HostMemory::broadcast(void* data, size_t bytes, int root, const Waiting& waiting,
-                           const BetweenHosts& between_hosts, bool between) {
+                           const BetweenHosts& between_hosts, bool between, int named_root) {
   State& state = *state_;
   if (root < 0 || root >= ranks()) throw std::invalid_argument("broadcast from local rank " + std::to_string(root));
   if (rank() == 0 && between && !between_hosts)
     throw std::invalid_argument("local rank 0 needs a way between the hosts");
-  state.begin(Kind::broadcast, bytes, Dtype::u8, Op::sum, root, 0, between);
+  state.begin(Kind::broadcast, bytes, Dtype::u8, Op::sum, named_root < 0 ? root : named_root, 0, between);
   const Cut cut(bytes, 1, state.segment.chunk_bytes());
   const bool hook = between && rank() == 0;
   const auto fill = [&](size_t i) {
@@ -104,9 +104,11 @@ void HostMemory::broadcast(void* data, size_t bytes, int root, const Waiting& wa
   state.run([&] { state.exchange(cut.pieces, fill, finish, waiting); });
 }
 
-void HostMemory::barrier(const Waiting& waiting) {
+void HostMemory::barrier(const Waiting& waiting) { meet(Kind::barrier, 0, waiting); }
+
+void HostMemory::meet(Kind kind, size_t count, const Waiting& waiting, int root, Dtype dtype, Op op) {
   State& state = *state_;
-  state.begin(Kind::barrier, 0, Dtype::u8, Op::sum, 0, 0, false);
+  state.begin(kind, count, dtype, op, root, 0, false);
   const auto nothing = [](size_t) {};
   state.run([&] { state.exchange(1, nothing, nothing, waiting); });
 }
@@ -131,7 +133,7 @@ bool HostMemory::try_allreduce(void* data, size_t count, Dtype dtype, Op op, std
 
 bool HostMemory::try_barrier(std::chrono::microseconds spin) {
   State& state = *state_;
-  state.begin(Kind::barrier, 0, Dtype::u8, Op::sum, 0, 0, false);
+  state.begin(Kind::barrier, 0, Dtype::u8, Op::sum, -1, 0, false);
   return state.attempt(nullptr, 0, spin);
 }
 

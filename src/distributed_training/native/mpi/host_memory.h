@@ -63,10 +63,10 @@ struct Aborted : HostMemoryError {
 };
 
 // What a rank called: published beside its counter and compared by every peer before any data is touched.
-enum class Kind : uint8_t { allreduce, reduce_scatter, allgather, broadcast, barrier };
+enum class Kind : uint8_t { allreduce, reduce_scatter, allgather, broadcast, barrier, alltoall, gather, scatter };
 struct Signature {
   uint64_t sequence = 0;  // of the call, counted from 1
-  uint64_t count = 0;     // elements, or bytes for allgather and broadcast
+  uint64_t count = 0;     // elements for reductions, else bytes
   Kind kind = Kind::barrier;
   Dtype dtype = Dtype::u8;
   Op op = Op::sum;
@@ -165,11 +165,16 @@ class HostMemory {
   // data = data of `root`. With a hook (given in rank 0, and `between` true in all ranks), for messages that cross
   // hosts: it is called in local rank 0 with each chunk in shared memory. If root is 0, before the peers (and rank 0's
   // own `data`) take it: to receive the chunk into it, or to send it. If root is another rank, after root filled it: to
-  // send it on. Chunks have the same sizes on hosts with the same settings.
+  // send it on. Chunks have the same sizes on hosts with the same settings. `named_root`: what the ranks call the root
+  // and compare, where it is not on this host or goes by another number (-1: the local rank).
   void broadcast(void* data, size_t bytes, int root, const Waiting& waiting, const BetweenHosts& between_hosts = {},
-                 bool between = false);
+                 bool between = false, int named_root = -1);
 
   void barrier(const Waiting& waiting);
+
+  // All ranks of this host have come to a collective that takes another way than memory, and have called the same.
+  // `count`: elements of a reduction, else bytes.
+  void meet(Kind kind, size_t count, const Waiting& waiting, int root = -1, Dtype dtype = Dtype::u8, Op op = Op::sum);
 
   // Whether try_allreduce takes a message of this size.
   bool is_small(size_t count, Dtype dtype) const;

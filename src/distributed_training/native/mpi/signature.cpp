@@ -2,17 +2,9 @@
 #include <string>
 
 #include "host_memory.h"
+#include "words.h"
 
 namespace dtrain {
-namespace {
-
-std::string grouped(uint64_t number) {
-  std::string text = std::to_string(number);
-  for (int place = static_cast<int>(text.size()) - 3; place > 0; place -= 3) text.insert(place, ",");
-  return text;
-}
-
-}  // namespace
 
 bool Signature::operator==(const Signature& other) const {
   return sequence == other.sequence && count == other.count && kind == other.kind && dtype == other.dtype &&
@@ -32,17 +24,20 @@ uint64_t Signature::hash() const {
 }
 
 std::string Signature::text() const {
-  const std::string elements = " of " + grouped(count) + " " + name_of(dtype);
+  const std::string elements = " of " + with_commas(count) + " " + name_of(dtype);
   const std::string divided = divisor > 0 ? std::string(name_of(op)) + " over " + std::to_string(divisor) : name_of(op);
   const std::string where = between_hosts != 0 ? " between hosts" : "";
   if (sequence == 0) return "joining the ranks of this host";
+  const std::string bytes = " of " + with_commas(count) + " bytes" + where;
   switch (kind) {
     case Kind::allreduce: return "all_reduce(" + divided + ")" + elements + where;
     case Kind::reduce_scatter: return "reduce_scatter(" + divided + ")" + elements + where;
-    case Kind::allgather: return "all_gather of " + grouped(count) + " bytes";
-    case Kind::broadcast:
-      return "broadcast(local root " + std::to_string(root) + ") of " + grouped(count) + " bytes" + where;
+    case Kind::allgather: return "all_gather" + bytes;
+    case Kind::broadcast: return "broadcast(root " + std::to_string(root) + ")" + bytes;
     case Kind::barrier: return "barrier";
+    case Kind::alltoall: return "all_to_all";  // its pieces have sizes of their own
+    case Kind::gather: return "gather(root " + std::to_string(root) + ")" + bytes;
+    case Kind::scatter: return "scatter(root " + std::to_string(root) + ")" + bytes;
   }
   return "an unknown operation";
 }

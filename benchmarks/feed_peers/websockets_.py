@@ -1,0 +1,50 @@
+"""The `websockets` library, asyncio on both sides, without compression."""
+
+from __future__ import annotations
+
+import asyncio
+
+from benchmarks.feed_peers.base import Case, Take, free_port, process
+
+NEEDS = ["websockets"]
+
+
+def _send(port: int, case: Case) -> None:
+    from websockets.asyncio.server import ServerConnection, serve
+
+    message = case.message()
+
+    async def handle(connection: ServerConnection) -> None:
+        while True:
+            await connection.send(message)
+
+    async def main() -> None:
+        async with serve(handle, "127.0.0.1", port, compression=None, max_size=None, ping_interval=None) as server:
+            await server.serve_forever()
+
+    asyncio.run(main())
+
+
+async def _receive(port: int, case: Case, take: Take) -> None:
+    from websockets.asyncio.client import connect
+
+    uri = f"ws://127.0.0.1:{port}"
+    while True:
+        try:
+            connection = await connect(uri, compression=None, max_size=None, ping_interval=None, proxy=None)
+            break
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.02)
+    while take(*case.tensors(bytearray(await connection.recv(decode=False)))):
+        pass
+    connection.transport.abort()
+
+
+def run(case: Case, take: Take) -> None:
+    """A message a batch. It is copied once, into memory that a tensor may be made of."""
+    port = free_port()
+    with process(_send, port, case):
+        asyncio.run(_receive(port, case, take))
+
+
+WAYS = {"websockets": run}

@@ -1,0 +1,115 @@
+"""What a loader gives in an epoch: the steps of training, then those of validation, numbered on.
+
+To the feed an epoch is one row of steps, so that held-out samples are ordered, prepared ahead, lent again after a fault
+and bounded in memory like all others. Only the two ends know where the one ends and the other begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from distributed_training.data.base import Dataset, Share
+from distributed_training.data.plan import Plan, derive_key
+from distributed_training.data.steps import Block, read_blocks
+from distributed_training.data.torch_dataset import fetch
+from distributed_training.feed.planning import EpochPlan, KeptPlan, facts_of
+from distributed_training.feed.rows import row_bytes
+from distributed_training.runtime.errors import DataError
+from distributed_training.wire.fields import Fact
+
+_AT_ONCE = 2 << 20  # bytes that are gathered in one call, and then travel together
+_NAMED_AT_ONCE = 8 << 20  # bytes of rows that are only named
+
+
+@dataclass(frozen=True)
+class Part:
+    """A dataset and how it is divided into steps."""
+
+    dataset: Dataset
+    plan: Plan
+    row: int = field(init=False, default=0)
+    """Bytes of a sample where it lies in memory as rows of tensors; else 0."""
+    kept: KeptPlan = field(init=False, repr=False, compare=False)
+    """The same plan, for many leases of a few steps."""
+
+    def __post_init__(self) -> None:
+        if self.plan.samples != len(self.dataset):
+            raise DataError(
+                f"the plan is for {self.plan.samples} samples, but the dataset has {len(self.dataset)}: make it anew"
+            )
+        object.__setattr__(self, "kept", KeptPlan(self.plan))
+        rows = self.dataset.rows(np.zeros(1, np.int64)) if len(self.dataset) else None
+        object.__setattr__(self, "row", row_bytes(rows) if rows is not None else 0)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Neighbouring steps of one part."""
+
+    part: Part
+    epoch: int
+    first: int
+    last: int
+    """Numbers of the part's own plan."""
+    offset: int
+    """Added to them they are the numbers of the feed."""
+
+    def blocks(self, share: Share, *, gathered: bool) -> Iterator[Block]:
+        """The steps as they are fetched; not `gathered`: each as rows that lie where they lie."""
+        part, span, at_once = self.part, (self.epoch, self.first, self.last), _AT_ONCE if gathered else _NAMED_AT_ONCE
+        for block in read_blocks(part.dataset, part.kept, share, *span, at_once=at_once, gathered=gathered):
+            block.first += self.offset
+            yield block
+
+    def ids(self) -> np.ndarray:
+        """Samples of a piece of one step."""
+        return self.part.plan.ids(self.epoch, self.first)
+
+    def fetch(self, ids: np.ndarray) -> Any:
+        """Some of its samples."""
+        return fetch(self.part.dataset, ids, derive_key(self.part.plan.seed, self.epoch))
+
+    def bad_samples(self, ids: np.ndarray) -> dict[int, str]:
+        """Which of these samples cannot be loaded, and why."""
+        bad = {}
+        for at, sample in enumerate(ids.tolist()):
+            try:
+                self.fetch(ids[at : at + 1])
+            except Exception as error:
+                bad[sample] = str(error) or type(error).__name__
+        return bad
+
+
+@dataclass(frozen=True)
+class Course:
+    """All that a loader has."""
+
+    train: Part
+    validation: Part | None = None
+    facts: Mapping[str, Fact] = field(default_factory=dict)
+    """What the GPU side may want to know beside the plan, such as the number of epochs or of classes."""
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The plan of both parts."""
+        return EpochPlan(self.train.plan, self.validation.plan if self.validation is not None else None)
+
+    def all_facts(self) -> dict[str, Fact]:
+        """What the GPU side is told when a worker joins."""
+        held_out = {} if self.validation is None else {"validation_dataset": self.validation.dataset.fingerprint()}
+        return {**self.facts, **facts_of(self.plan), **held_out}
+
+    def pieces(self, epoch: int, first: int, last: int) -> list[Piece]:
+        """The steps [first, last) of an epoch as the feed numbers them."""
+        trained, found = self.train.plan.steps_per_epoch, []
+        if first < trained:
+            found.append(Piece(self.train, epoch, first, min(last, trained), 0))
+        if last > trained:
+            if self.validation is None or last > self.plan.steps:
+                raise DataError(f"step {last - 1} of epoch {epoch} is none of the {self.plan.steps} of this loader")
+            found.append(Piece(self.validation, 0, max(first - trained, 0), last - trained, trained))
+        return found

@@ -1,0 +1,157 @@
+"""The GPU side of a loader worker: its batches into the hub, the hub's orders to it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from distributed_training._version import __version__
+from distributed_training.data.base import Batch
+from distributed_training.data.nested import split_sizes
+from distributed_training.feed.arrivals import Arrival
+from distributed_training.feed.compression import CODECS, decompress
+from distributed_training.feed.guests import Guest
+from distributed_training.feed.hub import Hub
+from distributed_training.feed.shared import host_id
+from distributed_training.feed.tensors import as_tensor
+from distributed_training.wire import Batch as WireBatch
+from distributed_training.wire import PeerError, Reason
+from distributed_training.wire.messages import (
+    Blocked,
+    Join,
+    NoWork,
+    Refused,
+    Release,
+    Request,
+    SampleFailed,
+    Welcome,
+    Work,
+)
+
+if TYPE_CHECKING:
+    from distributed_training.feed.session import Session
+    from distributed_training.wire.events import Event
+    from distributed_training.wire.fields import Fact
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerGuest(Guest):
+    """A loader worker, and what the hub needs to know of it (see `arrivals.Peer`)."""
+
+    def __init__(self, session: Session, hub: Hub) -> None:
+        super().__init__(session)
+        self.name, self.window, self.wake = session.name, session.window, session.wake
+        self.shared = False
+        self._hub = hub
+        self._arrivals: list[Arrival] = []
+        self._failed: dict[tuple[int, int], set[int]] = {}  # samples that it could not load
+        self._last_failure: SampleFailed | None = None
+
+    def admit(self, join: Join) -> Welcome | Refused:
+        refused = self._hub.admit(self, join)
+        if refused is not None:
+            return refused
+        self.shared = self.session.shares_memory and join.host == host_id() and bool(join.host)
+        codecs = tuple(sorted(set(join.codecs) & CODECS.keys()))
+        facts: dict[str, Fact] = {"on_bad_sample": self._hub.on_bad_sample}
+        where = " (shared memory)" if self.shared else ""
+        logger.info("%s joined from %s%s", self.name, self.session.peer, where)
+        return Welcome(self.name, __version__, facts, codecs, self.shared, self._hub.settings.memory)
+
+    def hear(self, event: Event) -> None:
+        if isinstance(event, WireBatch):
+            if not self.session.leaving:
+                self._check(event)
+                self._arrivals += [self._arrival(event)] if event.steps == 1 else self._run(event)
+        elif isinstance(event, Request):
+            self._hub.wants(self, event.steps)
+        elif isinstance(event, Release):
+            self._released(event)
+        elif isinstance(event, Blocked):
+            self._hub.blocked(self, event.size)
+        elif isinstance(event, SampleFailed):
+            self._sample_failed(event)
+
+    def heard(self) -> None:
+        total = self.session.connection.receiving.received
+        if self._arrivals or total != self.window.received:
+            arrivals, self._arrivals = self._arrivals, []
+            self._hub.received(self, total, arrivals)
+
+    def speak(self, now: float) -> None:
+        for message in self._hub.orders(self):
+            self.session.connection.send(message)
+
+    def farewell(self) -> None:
+        self.session.connection.send(NoWork(Work.FINISHED, 0.0))
+
+    def gone(self) -> None:
+        self._hub.leave(self)
+
+    # -- batches
+
+    def _check(self, batch: WireBatch) -> None:
+        share, last = self._hub.share, batch.step + batch.steps
+        if (batch.rank, batch.ranks) != (share.rank, share.ranks) or last > self._hub.steps_per_epoch:
+            raise PeerError(
+                f"a batch of step {last - 1} for rank {batch.rank} of {batch.ranks}, which nobody asked for"
+            )
+        if batch.compressed:
+            decompress(batch)
+
+    def _run(self, run: WireBatch) -> list[Arrival]:
+        """Neighbouring steps that came in one piece, each a view of its rows."""
+        hub, share, epoch = self._hub, self._hub.share, run.epoch
+        whole = hub.run_ids(epoch, run.step, run.steps)
+        own = [ids[share.rows(len(ids))] for ids in whole] if share.ranks > 1 else whole
+        rows = len(run.buffers[0]) // 8 // run.steps
+        if any(len(ids) != rows for ids in own) or bytes(run.buffers[0]) != b"".join([ids.data for ids in own]):
+            raise self._not_planned(run)
+        size, seconds = run.raw_size // run.steps, run.seconds / run.steps
+        parts = split_sizes(run.data(as_tensor), [rows] * run.steps)
+        return [
+            Arrival(epoch, step, size, seconds, share.batch(ids, part))
+            for step, (ids, part) in enumerate(zip(whole, parts), run.step)
+        ]
+
+    def _arrival(self, batch: WireBatch) -> Arrival:
+        """A batch of tensors that are views of the memory it was received into; its ids are those of the plan."""
+        hub, share = self._hub, self._hub.share
+        step_ids = hub.step_ids(batch.epoch, batch.step)
+        ids = step_ids[share.rows(len(step_ids))] if share.ranks > 1 else step_ids
+        data = batch.data(as_tensor)
+        if bytes(batch.buffers[0]) == ids.tobytes():
+            whole = share.batch(step_ids, data)
+        else:
+            rest = self._without_failed(batch, ids)
+            whole = Batch(rest, data, skipped=ids[~np.isin(ids, rest)])
+        return Arrival(batch.epoch, batch.step, batch.raw_size, batch.seconds, whole)
+
+    def _without_failed(self, batch: WireBatch, planned: np.ndarray) -> np.ndarray:
+        """The ids of a batch that lacks samples which could not be loaded; anything else is not what the plan says."""
+        failed = self._failed.get((batch.epoch, batch.step), set())
+        rest = planned[~np.isin(planned, list(failed))]
+        if self._hub.on_bad_sample != "skip" or bytes(batch.buffers[0]) != rest.tobytes():
+            raise self._not_planned(batch)
+        return rest
+
+    def _not_planned(self, batch: WireBatch) -> PeerError:
+        return PeerError(
+            f"step {batch.step} of epoch {batch.epoch} came with other samples than the plan has; both sides need the "
+            "same release",
+            Reason.PLAN,
+        )
+
+    def _sample_failed(self, event: SampleFailed) -> None:
+        self._failed.setdefault((event.epoch, event.step), set()).add(event.sample)
+        self._last_failure = event
+        self._hub.sample_failed(self, event.epoch, event.step, event.sample, event.text)
+
+    def _released(self, event: Release) -> None:
+        last = self._last_failure
+        if event.reason is Reason.SAMPLE and last is not None:  # no part of the step can be had
+            self._hub.sample_failed(self, last.epoch, last.step, last.sample, last.text, final=True)
+        self._hub.released(self, event.lease, event.first)

@@ -1,0 +1,34 @@
+"""The `feed` section of the config as the settings of the two sides of a feed."""
+
+from __future__ import annotations
+
+from distributed_training.config import Config
+from distributed_training.feed.settings import MEBI, FeedSettings, LoaderSettings
+
+_AHEAD = 30.0  # seconds
+
+
+def feed_settings(config: Config, ranks: int = 1) -> FeedSettings:
+    """For the GPU side. Where other ranks wait for this one it speaks before they do: it knows more."""
+    feed, deadline = config.feed, config.run.deadline
+    if ranks > 1:
+        deadline -= min(_AHEAD, 0.4 * deadline)
+    return FeedSettings(
+        memory=feed.memory_mb * MEBI,
+        deadline=deadline,
+        absence=feed.wait_for_loaders,
+        max_steps_ahead=feed.max_steps_ahead,
+        on_bad_sample=feed.on_bad_sample,
+        shared_memory=feed.shared_memory,
+    )
+
+
+def loader_settings(config: Config) -> LoaderSettings:
+    """For the CPU side."""
+    feed = config.feed
+    return LoaderSettings(
+        memory=feed.loader_memory_mb * MEBI,
+        patience=feed.wait_for_server,
+        compression=feed.compression,
+        shared_memory=feed.shared_memory,
+    )

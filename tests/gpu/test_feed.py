@@ -1,0 +1,106 @@
+"""A feed into a GPU: batches are copied ahead on a stream of their own, and the training is that of local data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from tests.feed.conftest import StartLoader, _nursery, start_loader  # noqa: F401 (fixtures)
+from tests.feed.datasets import make_dataset, make_plan
+from tests.feed.test_feed import server_for
+from tests.training.examples import assert_same_weights, trainer
+from torch import Tensor, nn
+
+from distributed_training.data import Loader as LocalLoader
+from distributed_training.data.base import Batch
+from distributed_training.feed import BufferPool
+from distributed_training.feed.device import copied_ahead
+from distributed_training.runtime.errors import DataError
+from distributed_training.training import Callback, Trainer
+
+CUDA = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 10))
+
+
+@pytest.mark.parametrize("shared_memory", [False, True])
+def test_weights_are_those_of_local_data(start_loader: StartLoader, in_tmp, shared_memory: bool) -> None:  # noqa: F811
+    dataset, local, fed = make_dataset("arrays"), network(), network()
+    trainer(local, training__device="cuda").train(LocalLoader(dataset, make_plan(dataset)), epochs=2)
+    with server_for("arrays", epochs=2) as server:
+        start_loader(server.link(), shared_memory=shared_memory)
+        trainer(fed, training__device="cuda").train(server.source(), epochs=2)
+    assert_same_weights(fed, local)
+
+
+def test_batches_arrive_on_the_device_with_what_they_were_copied_from(start_loader: StartLoader) -> None:  # noqa: F811
+    dataset = make_dataset("large")
+    local = LocalLoader(dataset, make_plan(dataset))
+    with server_for("large", epochs=1) as server:
+        assert server.pool.pinned
+        start_loader(server.link(), "large", shared_memory=False)
+        source = server.source()
+        source.device = CUDA
+        for (step, batch), (expected_step, expected) in zip(source.batches(0), local.batches(0)):
+            assert step == expected_step
+            for moved, host, right in zip(batch.data, batch.host, expected.data):
+                assert moved.device == CUDA
+                assert host.is_pinned()
+                assert torch.equal(moved.cpu(), right)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_training_from_a_feed_never_waits_for_the_gpu(start_loader: StartLoader, in_tmp) -> None:  # noqa: F811
+    """torch raises on any synchronising call between the second step and the last before the log."""
+
+    class NoWaiting(Callback):
+        def on_step_end(self, trainer: Trainer, step: int, loss: Tensor) -> None:
+            if step == 2:
+                torch.cuda.set_sync_debug_mode("error")
+            if step == 50:
+                torch.cuda.set_sync_debug_mode("default")
+
+    with server_for("arrays", epochs=1) as server:
+        start_loader(server.link(), shared_memory=False)
+        fed = trainer(network(), NoWaiting(), training__device="cuda", training__log_every=1000)
+        try:
+            assert fed.train(server.source(), epochs=1).steps == server.source().steps_per_epoch
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_memory_is_not_used_again_before_its_copy_is_done() -> None:
+    """Copies of batches in reused memory, behind a stream that is busy: every one holds what was there at its turn."""
+    pool = BufferPool(64 << 20, pinned=True)
+
+    def batches() -> Iterator[tuple[int, Batch]]:
+        for step in range(40):
+            memory = np.frombuffer(pool.allocate(4 << 20), np.float32)
+            memory[:] = step
+            yield step, Batch(np.arange(4), (torch.from_numpy(memory),))
+            del memory
+
+    sums = []
+    for step, batch in copied_ahead(batches(), CUDA, lambda: True):
+        torch.cuda._sleep(20_000_000)  # the computing stream is far behind
+        sums.append((step, batch.data[0].sum(), batch.data[0].numel()))
+        del batch
+    assert [float(total) for _, total, _ in sums] == [step * count for step, _, count in sums]
+
+
+def test_an_error_in_place_of_a_batch_comes_at_its_turn() -> None:
+    def batches() -> Iterator[tuple[int, Batch]]:
+        for step in range(3):
+            yield step, Batch(np.arange(2), (torch.zeros(2),))
+        raise DataError("sample 7 cannot be loaded")
+
+    copies = copied_ahead(batches(), CUDA, lambda: True)
+    assert [next(copies)[0] for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(DataError, match="sample 7"):
+        next(copies)
