@@ -17,10 +17,10 @@ from tests.launching import free_port
 from distributed_training import __version__
 from distributed_training.feed import FeedServer, PairingLink
 from distributed_training.feed import session as feed_session
-from distributed_training.feed.doctor import diagnose
-from distributed_training.feed.doctor_batches import BatchShape, measure_batches
-from distributed_training.feed.doctor_report import Diagnosis
-from distributed_training.feed.doctor_server import DoctorServer
+from distributed_training.feed.doctor.batches import BatchShape, measure_batches
+from distributed_training.feed.doctor.diagnosis import diagnose
+from distributed_training.feed.doctor.report import Diagnosis
+from distributed_training.feed.doctor.server import DoctorServer
 from distributed_training.feed.pairing import new_token
 from distributed_training.feed.tls import make_certificate
 from distributed_training.wire import Connection
@@ -95,7 +95,7 @@ def test_a_server_for_doctors_turns_loaders_away(start_loader: StartLoader) -> N
 
 
 def test_enough_doctors_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed_training.feed.doctor_session._AT_A_TIME", 0)
+    monkeypatch.setattr("distributed_training.feed.doctor.session._AT_A_TIME", 0)
     with DoctorServer() as server:
         name, text, fix = fault(server.link())
     assert (name, fix) == ("welcome", "wait until the other doctor is done")
@@ -237,7 +237,7 @@ def test_another_version_of_the_protocol(safe: FeedServer, monkeypatch: pytest.M
 
 
 def test_another_release(safe: FeedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed_training.feed.doctor_session.__version__", "99.0")
+    monkeypatch.setattr("distributed_training.feed.doctor.session.__version__", "99.0")
     found = look(safe.link())
     (check,) = [check for check in found.checks if check.status == "warning"]
     assert found.ok
@@ -245,7 +245,7 @@ def test_another_release(safe: FeedServer, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_another_sample_plan(safe: FeedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distributed_training.feed.doctor_session.PLAN_VERSION", 99)
+    monkeypatch.setattr("distributed_training.feed.doctor.session.PLAN_VERSION", 99)
     name, text, fix = fault(safe.link())
     assert (name, "and 99 there" in text) == ("versions", True)
     assert "install the same release" in fix

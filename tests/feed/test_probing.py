@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from distributed_training.feed.probing import ProbeMeter, rate_of
+from distributed_training.feed.doctor.probing import ProbeMeter, rate_of
 from distributed_training.wire import Probe
 from distributed_training.wire.messages import ProbeReport
 

@@ -13,8 +13,8 @@ from distributed_training.cli.settings import Words, config_from, show_logs
 
 if TYPE_CHECKING:
     from distributed_training.config import Config
-    from distributed_training.feed.doctor_batches import BatchShape
-    from distributed_training.feed.doctor_report import Check
+    from distributed_training.feed.doctor.batches import BatchShape
+    from distributed_training.feed.doctor.report import Check
     from distributed_training.feed.pairing import PairingLink
 
 _MARKS = {"ok": "ok  ", "warning": "note", "failed": "FAIL"}
@@ -55,7 +55,7 @@ def doctor(
     if listen:
         _listen(host, port, minutes)
         return
-    from distributed_training.feed.doctor import diagnose
+    from distributed_training.feed.doctor.diagnosis import diagnose
 
     config = config_from(words) if words else None
     batch = _batch(config, batch_bytes, samples_per_batch)
@@ -88,7 +88,7 @@ def _links(to: str | None, config: Config | None) -> Sequence[str | PairingLink]
 
 def _batch(config: Config | None, size: int | None, samples: int | None) -> BatchShape | None:
     """The batches to estimate for: of the size given, or those that a config describes."""
-    from distributed_training.feed.doctor_batches import BatchShape, measure_batches
+    from distributed_training.feed.doctor.batches import BatchShape, measure_batches
 
     if size is not None:
         return BatchShape(size, samples or 1)
@@ -104,7 +104,7 @@ def _batch(config: Config | None, size: int | None, samples: int | None) -> Batc
 
 def _listen(host: str, port: int, minutes: float) -> None:
     """Answer doctors until Ctrl-C or the time is over."""
-    from distributed_training.feed.doctor_server import DoctorServer
+    from distributed_training.feed.doctor.server import DoctorServer
     from distributed_training.runtime.signals import StopSignals
 
     show_logs()

@@ -16,13 +16,13 @@ from distributed_training.data.base import Dataset, Share
 from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.steps import Block, read_blocks
 from distributed_training.data.torch_dataset import fetch
+from distributed_training.feed.packing import RUN
 from distributed_training.feed.planning import EpochPlan, KeptPlan, facts_of
 from distributed_training.feed.rows import row_bytes
 from distributed_training.runtime.errors import DataError
 from distributed_training.wire.fields import Fact
 
-_AT_ONCE = 2 << 20  # bytes that are gathered in one call, and then travel together
-_NAMED_AT_ONCE = 8 << 20  # bytes of rows that are only named
+_NAMED_AT_ONCE = 2 * RUN  # bytes of rows that are only named
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Piece:
 
     def blocks(self, share: Share, *, gathered: bool) -> Iterator[Block]:
         """The steps as they are fetched; not `gathered`: each as rows that lie where they lie."""
-        part, span, at_once = self.part, (self.epoch, self.first, self.last), _AT_ONCE if gathered else _NAMED_AT_ONCE
+        part, span, at_once = self.part, (self.epoch, self.first, self.last), RUN if gathered else _NAMED_AT_ONCE
         for block in read_blocks(part.dataset, part.kept, share, *span, at_once=at_once, gathered=gathered):
             block.first += self.offset
             yield block

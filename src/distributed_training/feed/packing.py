@@ -17,10 +17,8 @@ from distributed_training.wire.batches import id_bytes
 from distributed_training.wire.messages import Lease
 from distributed_training.wire.tensors import describe
 
-RUN = 2 << 20
+RUN = 4 << 20
 """Bytes of small batches that travel together: enough for what each frame costs, few enough for a cache."""
-SHARED_RUN = 4 << 20
-"""The same in shared memory, where nothing but the news of it is sent."""
 _MOST = 64
 
 

@@ -18,7 +18,7 @@ from distributed_training.feed.arrivals import BadSample
 from distributed_training.feed.buffers import BufferPool
 from distributed_training.feed.channel import Channel, close_in_children
 from distributed_training.feed.client_session import ClientGuest
-from distributed_training.feed.doctor_session import Doctors
+from distributed_training.feed.doctor.session import Doctors
 from distributed_training.feed.door import Door
 from distributed_training.feed.figures import Figures
 from distributed_training.feed.guests import MakeGuest, Unwanted

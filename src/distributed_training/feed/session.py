@@ -146,14 +146,16 @@ class Session:
     # -- the loop
 
     def _drive(self) -> None:
-        connection, channel = self.connection, self._channel
+        connection, channel, answered = self.connection, self._channel, False
         while not connection.closed:
             size = channel.receive_into(connection.get_buffer())
             if size is None:
                 self._burst_over()
-                self._answer()
+                if not answered:
+                    self._answer()
                 if not connection.closed:
                     channel.wait(self._patience(), connection.missing)
+                answered = False
                 continue
             if size == 0:
                 connection.receive_eof()
@@ -163,6 +165,7 @@ class Session:
                 connection.buffer_updated(size)
             if self._take_events():
                 self._answer()
+                answered = True
         self._say_last()
 
     def _take_events(self) -> bool:

@@ -16,7 +16,7 @@ from distributed_training.feed.compression import Compressor
 from distributed_training.feed.course import Course, Piece
 from distributed_training.feed.joining import LostError, join_patiently
 from distributed_training.feed.outbox import Frame, Outbox
-from distributed_training.feed.packing import RUN, SHARED_RUN, pack
+from distributed_training.feed.packing import RUN, pack
 from distributed_training.feed.pairing import PairingLink
 from distributed_training.feed.rows import gathered
 from distributed_training.feed.settings import LoaderSettings
@@ -123,7 +123,7 @@ class Worker:
                 if outbox.needless(lease.lease):
                     return
                 if (lease.epoch, step) > outbox.position:  # else training is past it
-                    sending.add(pack(lease, block, seconds, sending.run))
+                    sending.add(pack(lease, block, seconds))
                 start = time.perf_counter()
         except (LostError, MemoryError):
             raise
@@ -182,8 +182,6 @@ class _Sending:
     def __init__(self, outbox: Outbox, settings: LoaderSettings) -> None:
         self.outbox, self.lease = outbox, 0
         self._arena = Arena(settings.memory) if outbox.shared else None
-        self.run = RUN if self._arena is None else SHARED_RUN
-        """Bytes that are worth a frame."""
         self._compressor = Compressor(outbox.codecs, always=settings.compression == "always")
         self._batches: list[PackedBatch] = []
         self._size = self._steps = self._details = 0
@@ -201,7 +199,7 @@ class _Sending:
             self._size += packed.size
             self._steps += packed.steps
             self._details += len(packed.dims) + len(packed.values)
-            full = self._size + packed.size > self.run  # if the next one is like this one
+            full = self._size + packed.size > RUN  # if the next one is like this one
             if full or self._steps >= _MOST or self._details >= _DETAILS:
                 self.flush()
         if self._batches and self.outbox.idle and time.perf_counter() - self._since > _SOON:

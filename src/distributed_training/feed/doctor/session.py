@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from distributed_training._version import __version__
 from distributed_training.data.plan import PLAN_VERSION
+from distributed_training.feed.doctor.probing import LONGEST_PIECE, ProbeMeter, ProbeSender
 from distributed_training.feed.guests import Guest
-from distributed_training.feed.probing import LONGEST_PIECE, ProbeMeter, ProbeSender
 from distributed_training.runtime.errors import FeedError
 from distributed_training.wire import Probe, Reason
 from distributed_training.wire.messages import Join, Refused, Welcome

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from distributed_training._version import __version__
 from distributed_training.data.plan import PLAN_VERSION
 from distributed_training.feed.channel import Channel, dial
-from distributed_training.feed.doctor_report import FaultError
+from distributed_training.feed.doctor.probing import LONGEST_PIECE, Talk
+from distributed_training.feed.doctor.report import FaultError
 from distributed_training.feed.pairing import PairingLink, is_loopback, plain_address
-from distributed_training.feed.probing import LONGEST_PIECE, Talk
 from distributed_training.feed.tls import client_context, fingerprint_of
 from distributed_training.wire import (
     Authenticated,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distributed_training.feed.doctor_session import Doctors
+from distributed_training.feed.doctor.session import Doctors
 from distributed_training.feed.guests import Guest, MakeGuest, Unwanted
 from distributed_training.feed.server import FeedServer
 from distributed_training.feed.session import Session

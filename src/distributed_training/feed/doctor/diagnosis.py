@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 from distributed_training._version import __version__
 from distributed_training.data.plan import PLAN_VERSION
-from distributed_training.feed.doctor_batches import BatchShape
-from distributed_training.feed.doctor_measures import Measures, RoundTrip
-from distributed_training.feed.doctor_report import Check, Diagnosis, FaultError, Status, Value
-from distributed_training.feed.doctor_way import Visit, describe_host, enter, find, reach, secure
+from distributed_training.feed.doctor.batches import BatchShape
+from distributed_training.feed.doctor.measures import Measures, RoundTrip
+from distributed_training.feed.doctor.probing import rate_of
+from distributed_training.feed.doctor.report import Check, Diagnosis, FaultError, Status, Value
+from distributed_training.feed.doctor.way import Visit, describe_host, enter, find, reach, secure
 from distributed_training.feed.pairing import PairingLink
-from distributed_training.feed.probing import rate_of
 from distributed_training.runtime.errors import ConfigError
 
 _CLOCK = 5.0  # seconds of difference from which on logs of two machines are hard to read side by side

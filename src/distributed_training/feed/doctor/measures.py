@@ -8,13 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distributed_training.feed.doctor_report import FaultError
-from distributed_training.feed.probing import ProbeMeter, ProbeSender
+from distributed_training.feed.doctor.probing import ProbeMeter, ProbeSender
+from distributed_training.feed.doctor.report import FaultError
 from distributed_training.wire import Lost, PeerError, Probe, Reason
 from distributed_training.wire.messages import Credit, Error, Goodbye, Ping, Pong, ProbeReport
 
 if TYPE_CHECKING:
-    from distributed_training.feed.doctor_way import Visit
+    from distributed_training.feed.doctor.way import Visit
     from distributed_training.wire.events import Event
 
 _LEAVING = 2.0  # seconds that the other side has to say goodbye
