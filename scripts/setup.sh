@@ -13,7 +13,7 @@ pip() { "$venv/bin/python" -m pip --quiet --disable-pip-version-check "$@" 2> >(
 wants() { [[ ,$extras, == *,$1,* ]]; }
 
 echo "installing into $venv ..."
-# --no-compile: Python compiles what it imports; all of torch takes half a minute more.
+# --no-compile: Python compiles what it imports, which is the smaller part.
 # torch first and pinned: another package must never choose a different build of it.
 pip install --no-compile -c constraints.txt torch
 # These two are built against the torch installed here, so pip must not build them in an environment of their own.

@@ -14,7 +14,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -47,9 +46,11 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Itera
 def _nothing_left_behind(_private_temporary_folder: None) -> Iterator[None]:
     """Compare what is there before and after a test."""
     before = {name: look() for name, look in _LOOKS.items()}
-    connections = _connections()
+    native = _native_threads()
     yield
-    if _connections() - connections and "RANK" not in os.environ:  # a rank makes groups in all tests, and forks nothing
+    # Garbage whose threads are not Python's is collected here, and not in a process forked by a later test: that has no
+    # such threads, and crashes when it is to end them. A rank makes new ones in every test, and forks nothing.
+    if _native_threads() > native and "RANK" not in os.environ:
         gc.collect()
     for name, look in _LOOKS.items():
         deadline = time.monotonic() + GRACE
@@ -70,15 +71,9 @@ def _threads() -> dict:
     return {t.ident: t.name for t in threading.enumerate() if not t.name.startswith(kept_by_torch)}
 
 
-def _connections() -> set[str]:
-    """Threads of torch's stores and groups of ranks. Those of garbage would be ended wherever it is collected: in a
-    process that was forked meanwhile, which has no such threads, that is a crash."""
-    found = set()
-    for task in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has just ended
-            if (task / "comm").read_text().startswith(("pt_tcpst", "pt_gloo")):
-                found.add(task.name)
-    return found
+def _native_threads() -> int:
+    """Threads that Python did not start: torch's stores have some, groups of ranks, libraries."""
+    return len(os.listdir("/proc/self/task")) - threading.active_count()
 
 
 def _processes() -> dict:

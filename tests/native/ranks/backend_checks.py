@@ -415,8 +415,10 @@ class TestGroups:
         for _ in range(6):
             group = dist.new_group()
             dist.all_reduce(torch.ones(1), group=group)
-            if dist.get_rank() < 2:  # a tensor that is received
-                dist.send(torch.ones(1), 1, group=group) if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0, group)
+            if dist.get_rank() == 0:
+                dist.send(torch.ones(1), 1, group=group)
+            elif dist.get_rank() == 1:
+                dist.recv(torch.ones(1), 0, group=group)
             dist.destroy_process_group(group)
             del group
             gc.collect()
