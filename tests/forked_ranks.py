@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -32,15 +33,25 @@ class RankServer:
     """
 
     def __init__(self, folder: Path, modules: Sequence[str] = COMMON) -> None:
-        self._folder, self._jobs = folder, 0
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "rank_server.py"), *modules],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=ROOT,
-            env=environment(PYTHONPATH=str(ROOT), TMPDIR=str(folder)),  # ranks that are killed leave things there
-        )
+        self._folder, self._jobs, self._modules = folder, 0, modules
+        self._process = self._begin()
+
+    def _begin(self) -> subprocess.Popen[str]:
+        with (self._folder / "server-errors").open("a") as errors:
+            return subprocess.Popen(
+                [sys.executable, str(Path(__file__).parent / "rank_server.py"), *self._modules],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=ROOT,
+                # ranks that are killed leave things there
+                env=environment(PYTHONPATH=str(ROOT), TMPDIR=str(self._folder)),
+            )
+
+    @property
+    def _last_words(self) -> str:
+        return f"code {self._process.poll()}: {(self._folder / 'server-errors').read_text()[-4000:]}"
 
     def start(self, ranks: int, program: list[str], *, only: list[int] | None = None, **variables: str) -> Job:
         """Start `python PROGRAM` on every rank, or on some only."""
@@ -64,6 +75,10 @@ class RankServer:
 
     def start_all(self, environments: list[dict[str, str]], program: list[str], screen: Path) -> Job:
         """Start a process for each environment."""
+        if self._process.poll() is not None:  # killed while it had nothing to do: no reason for this test to fail
+            sys.stderr.write(f"the process that starts ranks ended with {self._last_words}\n")
+            self._end_pipes()
+            self._process = self._begin()
         pids = self._ask({"program": program, "environments": environments, "screen": str(screen)})
         return Job(self, pids, screen)
 
@@ -74,10 +89,14 @@ class RankServer:
 
     def close(self) -> None:
         """End the server."""
+        self._end_pipes()
+
+    def _end_pipes(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
         assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait(timeout=60)
         self._process.stdout.close()
 
     def _ask(self, order: dict[str, Any]) -> Any:
@@ -85,7 +104,9 @@ class RankServer:
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        answer = self._process.stdout.readline()
+        assert answer, f"the process that starts ranks ended with {self._last_words}"
+        return json.loads(answer)
 
 
 class Job:

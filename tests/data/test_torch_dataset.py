@@ -355,24 +355,36 @@ class Rarely(Squares):
         if sample == 33:
             if self.how == "seed":
                 value = float(np.random.default_rng(torch.initial_seed()).random())
+            elif self.how == "undone":
+                with torch.random.fork_rng(devices=[]):
+                    value = float(torch.rand(1))
+            elif self.how == "copied":
+                value = self.from_copies()
             else:
                 draws: dict[str, Any] = {"random": random.random, "numpy": np.random.rand, "torch": torch.rand}
                 value = float(draws[self.how](*[1] * (self.how == "torch")))
         return torch.tensor([sample, value], dtype=torch.float64), sample % 2
 
+    @staticmethod
+    def from_copies() -> float:
+        mine, numpys = random.Random(), np.random.RandomState()
+        mine.setstate(random.getstate())
+        numpys.set_state(np.random.get_state())
+        return mine.random() + float(numpys.random_sample())
+
 
 @pytest.fixture
 def _only_loading(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As in a process that does nothing but load."""
-    monkeypatch.setattr(torch, "initial_seed", torch.initial_seed)
-    monkeypatch.setattr(torch.random, "initial_seed", torch.random.initial_seed)
+    for module, name in randomness._LOOKS:
+        monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr(randomness, "_watch", None)
     with global_generators_kept():
         randomness.claim_generators()
         yield
 
 
-@pytest.mark.parametrize("how", ["random", "numpy", "torch", "seed"])
+@pytest.mark.parametrize("how", ["random", "numpy", "torch", "seed", "undone", "copied"])
 def test_a_process_that_only_loads_seeds_where_something_is_drawn(request: pytest.FixtureRequest, how: str) -> None:
     batches = np.arange(40).reshape(4, 10)
     expected = [TorchDataset(Rarely(how)).fetch_keyed(ids, 5) for ids in batches]

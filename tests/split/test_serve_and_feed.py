@@ -138,6 +138,7 @@ def test_samples_that_cannot_be_loaded(start: Start, in_tmp: Path, policy: str) 
         assert "is damaged" in said
         loader.signal(signal.SIGTERM)
         return
+    assert "Training completed" in said, said
     loader.end()
     proof = audit(RunDirectory(Path("runs/fed")))
     assert proof.problem == ""

@@ -6,9 +6,11 @@ else can find out afterwards whether anything was drawn at all: see `GeneratorWa
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +50,7 @@ class GeneratorWatch:
         self._python, self._numpy, self._torch = random.Random(), np.random.RandomState(), torch.Generator()
         self._one, self._other = torch.empty((), dtype=torch.int64), torch.empty((), dtype=torch.int64)
         self.looked_at = False
-        """Whether somebody asked for a seed, to draw from a generator of their own."""
+        """Whether somebody asked for a seed or a state, to draw from a generator of their own."""
         self.renew()
 
     def renew(self) -> None:
@@ -58,6 +60,16 @@ class GeneratorWatch:
         self._python.seed(seed)
         self._numpy.seed(seed & 0xFFFFFFFF)
         self._torch.manual_seed(seed)
+
+    def noticing(self, look: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that does the same and is noticed."""
+
+        @functools.wraps(look)
+        def noticed(*args: Any, **options: Any) -> Any:
+            self.looked_at = True
+            return look(*args, **options)
+
+        return noticed
 
     def untouched(self) -> bool:
         """Whether nothing was drawn since the last call; if something was, all begins anew."""
@@ -76,17 +88,23 @@ _CONSTANT = 0x6474_7261_696E_0001
 _watch: GeneratorWatch | None = None
 
 
+# Who looks at the state of a generator without drawing from it, as torch.random.fork_rng does, may draw from a copy.
+_LOOKS = [
+    (torch, "initial_seed"),
+    (torch.random, "initial_seed"),
+    (torch, "get_rng_state"),
+    (torch.random, "get_rng_state"),
+    (np.random, "get_state"),
+    (random, "getstate"),
+]
+
+
 def claim_generators() -> None:
     """From here on nobody in this process needs the global generators but for loading samples."""
     global _watch
-    watch = _watch = GeneratorWatch()
-    ask = torch.initial_seed
-
-    def initial_seed() -> int:
-        watch.looked_at = True
-        return ask()
-
-    torch.initial_seed = torch.random.initial_seed = initial_seed
+    _watch = GeneratorWatch()
+    for module, name in _LOOKS:
+        setattr(module, name, _watch.noticing(getattr(module, name)))
 
 
 def claimed_generators() -> GeneratorWatch | None:

@@ -128,6 +128,7 @@ class Group:
             os.environ.pop(name, None)
 
 
+_HEARD = 1.0  # seconds
 _ended: Any = None
 
 
@@ -172,12 +173,21 @@ def meet(world: World, deadline: float, number: int | str) -> tuple[Any, str]:
     _arrive(world, arrivals)
     end = time.monotonic() + deadline
     everybody = [str(rank) for rank in range(world.size)]
-    while not arrivals.check(everybody):
-        if arrivals.check(["refused"]):
-            raise RanksError(arrivals.get("refused").decode())
-        if time.monotonic() > end:
-            raise _not_come(place, [rank for rank in everybody if not arrivals.check([rank])], deadline)
-        time.sleep(0.02)
+    try:
+        while not arrivals.check(everybody):
+            if arrivals.check(["refused"]):
+                raise RanksError(arrivals.get("refused").decode())
+            if time.monotonic() > end:
+                problem = _not_come(place, [rank for rank in everybody if not arrivals.check([rank])], deadline)
+                arrivals.set("refused", str(problem))
+                if opens:  # the store ends with this process: the others are to hear it first
+                    time.sleep(_HEARD)
+                raise problem
+            time.sleep(0.02)
+    except dist.DistNetworkError as error:
+        raise RanksError(
+            f"rank 0 at {place[0]}:{place[1]} is gone, before all ranks had come; its own message says why ({error})"
+        ) from None
     return store, keys
 
 
