@@ -78,10 +78,15 @@ def both_at_work(batches: Iterator[tuple[int, Batch]]) -> list[tuple[int, Batch]
     return [next(batches), next(batches)]
 
 
-def children() -> int:
+def processes() -> list[psutil.Process]:
     """Processes of this one; those that start ranks for other tests stay for the whole session."""
-    found = [one.as_dict(["cmdline"])["cmdline"] or [] for one in psutil.Process().children()]
-    return len([words for words in found if not any(word.endswith("rank_server.py") for word in words)])
+    found = psutil.Process().children()
+    words = [" ".join(one.as_dict(["cmdline"])["cmdline"] or []) for one in found]
+    return [one for one, said in zip(found, words) if "rank_server.py" not in said]
+
+
+def children() -> int:
+    return len(processes())
 
 
 @pytest.fixture(params=[0, 2], ids=["in-process", "workers"])
@@ -223,7 +228,7 @@ class TestProcesses:
         pids = []
         for epoch in (0, 1):
             list(loader.batches(epoch))
-            pids.append(sorted(child.pid for child in psutil.Process().children()))
+            pids.append(sorted(child.pid for child in processes()))
         assert pids[0] == pids[1]
         assert len(pids[0]) == 2
         loader.close()
@@ -249,7 +254,7 @@ class TestProcesses:
         with closing(noisy(workers=2)) as loader:
             batches = loader.batches(0)
             seen = both_at_work(batches)
-            for child in psutil.Process().children():
+            for child in processes():
                 os.kill(child.pid, signal.SIGINT)
             assert_same(list(noisy().batches(0)), seen + list(batches))
 
