@@ -129,6 +129,10 @@ class Share:
         return Batch(step_ids[self.rows(size)], data, step_ids, padding)
 
 
+class ToldToStop(Exception):
+    """A source was told to stop while it waited for samples: see `BatchSource.heed`."""
+
+
 class BatchSource(ABC):
     """Batches in step order. The training loop is its only caller, from one thread."""
 

@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import dataclass, field
 
+from distributed_training.data.base import ToldToStop
 from distributed_training.feed.settings import FeedSettings
 from distributed_training.runtime.errors import FeedError
 
@@ -14,7 +15,7 @@ logger = logging.getLogger(__name__)
 _SAY_AFTER, _SAY_AGAIN = 1.0, 60.0  # seconds
 
 
-class StoppedWaiting(FeedError):
+class StoppedWaiting(FeedError, ToldToStop):
     """Somebody asked this process to stop while training waited for a batch."""
 
 

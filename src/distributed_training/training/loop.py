@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from distributed_training.data.base import ToldToStop
 from distributed_training.strategies.base import Strategy
 from distributed_training.training.callbacks import Callback
 from distributed_training.training.guard import NonfiniteGuard
@@ -48,7 +49,12 @@ class Loop:
             if trainer.stopping:
                 break
             with self.meter.paused():
-                session.end_epoch(cursor.epoch)
+                try:
+                    session.end_epoch(cursor.epoch)
+                except ToldToStop:  # no held-out samples came: the end of this epoch is for the run that goes on
+                    if trainer.strategy.world_size > 1 or not trainer.stopping:
+                        raise
+                    break
                 cursor.epoch, cursor.step = cursor.epoch + 1, 0
                 session.epoch_done()
                 self._stop.vote()
