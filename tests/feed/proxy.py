@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import select
 import socket
@@ -52,7 +53,11 @@ class CuttingProxy:
 
     def _pass_on(self, one: socket.socket, limit: int | None) -> None:
         passed = 0
-        with one, socket.create_connection(("127.0.0.1", self._target)) as other:
+        with one, contextlib.ExitStack() as both:
+            try:
+                other = both.enter_context(socket.create_connection(("127.0.0.1", self._target), 10))
+            except OSError:
+                return  # the server has gone: the loader sees its connection end, as without a proxy
             while not self._ended.is_set():
                 ready, _, _ = select.select([one, other], [], [], 0.1)
                 for end in ready:

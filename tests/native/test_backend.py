@@ -6,7 +6,7 @@ import psutil
 import pytest
 from tests.launching import run_mpi
 
-CHECKS = "tests/native/ranks/backend_checks.py"
+CHECKS = ["tests/native/ranks/backend_checks.py", "tests/native/ranks/backend_group_checks.py"]
 IN_RANKS = ["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
 ONE_HOST: dict[str, str] = {}
 PLAIN_MPI = {"DTRAIN_MPI_SHARED_MEMORY": "0"}
@@ -24,7 +24,7 @@ PRETENDED_HOSTS = {"DTRAIN_MPI_RANKS_PER_HOST": "2"}  # two hosts of two ranks, 
     ],
 )
 def test_every_operation(ranks: int, way: dict[str, str]) -> None:
-    run_mpi(ranks, [*IN_RANKS, CHECKS], **way)
+    run_mpi(ranks, [*IN_RANKS, *CHECKS], **way)
 
 
 @pytest.mark.timeout(300)

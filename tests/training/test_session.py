@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from distributed_training.checkpoint import find_checkpoint, read_state
+from distributed_training.data import Loader, Plan
+from distributed_training.data.base import Batch, BatchSource, ToldToStop
+from distributed_training.data.torch_dataset import as_dataset
 from distributed_training.training import Trainer
 
 Setup = Callable[[], tuple[nn.Module, Any, dict[str, Any]]]
@@ -272,3 +275,38 @@ def test_a_signal_in_this_process_stops_at_the_next_step() -> None:
     losses = Kill()
     result = Trainer(model(), config=config(), callbacks=[losses], run_dir=False).train(loader(), epochs=2)
     assert (result.status, result.reason, result.steps) == ("interrupted", "SIGTERM received", 3)
+
+
+def test_a_signal_while_held_out_samples_are_waited_for(in_tmp: Path) -> None:
+    class Waits(BatchSource):
+        """Brings held-out samples, unless nobody does and it is told to stop."""
+
+        def __init__(self, absent_in: int | None = None) -> None:
+            dataset = as_dataset(loader().dataset)
+            self.inner, self.absent_in, self.read = Loader(dataset, Plan(len(dataset), 4, shuffle=False)), absent_in, 0
+
+        @property
+        def steps_per_epoch(self) -> int:
+            return self.inner.steps_per_epoch
+
+        def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch]]:
+            self.read += 1
+            if self.read == self.absent_in:
+                os.kill(os.getpid(), signal.SIGTERM)
+                raise ToldToStop
+            yield from Loader(as_dataset(self.inner.dataset), Plan(len(self.inner.dataset), 4, shuffle=False)).batches(
+                0
+            )
+
+    undisturbed = Trainer(model(), config=config(), run_dir="whole")
+    whole = undisturbed.train(loader(), Waits(), epochs=4)
+    stopped = Trainer(model(), config=config(), run_dir="parts").train(loader(), Waits(absent_in=2), epochs=4)
+    assert (stopped.status, stopped.reason) == ("interrupted", "SIGTERM received")
+    again = Trainer(model(), config=config(), run_dir="parts")
+    result = again.train(loader(), Waits(), epochs=4, resume="auto")
+    assert (result.status, result.steps) == ("completed", whole.steps)
+    assert result.metrics["val_loss"] == whole.metrics["val_loss"]
+    assert_same_weights(again.model, undisturbed.model)
+    assert [e["epoch"] for e in events(Path("parts"), "metrics") if "val_loss" in e] == [
+        e["epoch"] for e in events(Path("whole"), "metrics") if "val_loss" in e
+    ]

@@ -26,20 +26,12 @@ To = Annotated[
 def validate_remotely(run: Path, words: list[str] | None, link: str, *, as_json: bool) -> None:
     """Send held-out data to a GPU side and show how its model does."""
     from distributed_training.split.seen import sample_progress
-    from distributed_training.split.settings import loader_settings
+    from distributed_training.split.settings import client_options
     from distributed_training.split.validation import run_validation
 
     config, dataset = _data_of(run, words)
     with sample_progress(config.run.progress) as on_progress:
-        result = run_validation(
-            dataset,
-            link,
-            batch_size=config.training.batch_size,
-            num_workers=config.data.num_workers,
-            on_bad_sample=config.feed.on_bad_sample,
-            settings=loader_settings(config),
-            on_progress=on_progress,
-        )
+        result = run_validation(dataset, link, **client_options(config, on_progress=on_progress))
     if as_json:
         matrix = result.pop("confusion_matrix")
         typer.echo(json.dumps({**result, "confusion_matrix": matrix.tolist() if matrix is not None else None}))
@@ -59,22 +51,18 @@ def predict_remotely(
     from distributed_training.split.inference import run_inference
     from distributed_training.split.results import CsvLines
     from distributed_training.split.seen import sample_progress
-    from distributed_training.split.settings import loader_settings
+    from distributed_training.split.settings import client_options
 
     config, dataset = _data_of(run, words)
     with sample_progress(config.run.progress) as on_progress:
         result = run_inference(
             dataset,
             link,
-            batch_size=config.training.batch_size,
-            num_workers=config.data.num_workers,
             top_k=top_k,
             return_full_probabilities=full,
             confidence_threshold=threshold,
             output=output,
-            on_bad_sample=config.feed.on_bad_sample,
-            settings=loader_settings(config),
-            on_progress=on_progress,
+            **client_options(config, on_progress=on_progress),
         )
     if output is None:
         rows = {"prediction": result["predictions"], "confidence": result["confidences"]}

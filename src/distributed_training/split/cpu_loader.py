@@ -17,7 +17,7 @@ from distributed_training.split.feeding import Feeding
 from distributed_training.split.gpu_trainer import VARIABLES
 from distributed_training.split.listening import links_to
 from distributed_training.split.seen import sample_progress
-from distributed_training.split.settings import loader_settings
+from distributed_training.split.settings import client_options
 
 Host = str | PairingLink | None
 _BATCH = 64  # samples, where nobody says how many
@@ -142,13 +142,7 @@ class CPULoader:
     def _samples(self, data: Any, batch_size: int | None, options: dict[str, Any]) -> Any:
         """What a client sends; fills in the options that this loader knows."""
         size = batch_size or (self._data.plan.batch_size if self._data is not None else _BATCH)
-        defaults = {
-            "batch_size": size,
-            "num_workers": self.num_workers,
-            "on_bad_sample": self.config.feed.on_bad_sample,
-            "settings": loader_settings(self.config),
-        }
-        options |= {name: value for name, value in defaults.items() if name not in options}
+        options |= client_options(self.config, **{"batch_size": size, "num_workers": self.num_workers, **options})
         if data is not None:
             return _planned(data, Plan(0, size, shuffle=False), self._preprocess, in_order=True).dataset
         if self._held_out is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from distributed_training.config import Config
 from distributed_training.feed.settings import MEBI, FeedSettings, LoaderSettings
 
@@ -32,3 +34,14 @@ def loader_settings(config: Config) -> LoaderSettings:
         compression=feed.compression,
         shared_memory=feed.shared_memory,
     )
+
+
+def client_options(config: Config, **others: Any) -> dict[str, Any]:
+    """What `run_validation` and `run_inference` take from a config, unless `others` say otherwise."""
+    return {
+        "batch_size": config.training.batch_size,
+        "num_workers": config.data.num_workers,
+        "on_bad_sample": config.feed.on_bad_sample,
+        "settings": loader_settings(config),
+        **others,
+    }
