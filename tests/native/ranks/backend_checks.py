@@ -22,7 +22,6 @@ from tests.native.ranks.values import (
     close,
     everyone,
     in_rank_order,
-    met,
     own,
     reduced,
     same_everywhere,
@@ -30,7 +29,6 @@ from tests.native.ranks.values import (
 from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("met")
-__all__ = ["met"]
 
 
 class TestAllReduce:

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.native.ranks.values import ALL, SIZES, backend, close, everyone, memory_only, met, own, same_everywhere
+from tests.native.ranks.values import ALL, SIZES, backend, close, everyone, memory_only, own, same_everywhere
 from torch import Tensor
 
 from distributed_training.native.build import load_extension
 
 pytestmark = pytest.mark.usefixtures("met")
-__all__ = ["met"]
 
 
 class TestPairs:

@@ -1,17 +1,15 @@
-"""What the checks of the MPI backend share: a group, values that every rank can compute, what is expected of them."""
+"""What the checks of the MPI backend share: values that every rank can compute, what is expected of them."""
 
 from __future__ import annotations
 
 import functools
 import operator
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
-from tests.native.ranks.meeting import meet
 from torch import Tensor
 
 # More ranks than cores are slow, and what the kernels do with types and operations does not depend on the ranks.
@@ -23,14 +21,6 @@ OPERATIONS = ["SUM", "AVG", "MIN", "MAX", "PRODUCT"] if ALL else ["SUM", "AVG", 
 BITWISE = ["SUM", "MIN", "MAX", "PRODUCT", "BAND", "BOR", "BXOR"] if ALL else ["SUM", "BOR"]
 TYPES = [torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.float8_e5m2]
 MOVED = TYPES if ALL else [torch.float32, torch.bool]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def met() -> Iterator[None]:
-    meet()
-    yield
-    dist.barrier()
-    dist.destroy_processgroup()
 
 
 def own(rank: int, size: int, dtype: torch.dtype = torch.float32, *, seed: int = 0) -> Tensor:
