@@ -5,6 +5,8 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 INPUTS  := pyproject.toml constraints.txt scripts/setup.sh
 # Jobs of several processes with deadlines, ports and namespaces of their own: one at a time.
+# A test that fails is run once more; what passed only then is listed at the end as RERUN, and is a defect to look at.
+PYTEST  := $(BIN)/python -m pytest --reruns 1 -rfERs --cov
 MANY    := $(addprefix tests/,feed gpu integration launch native split strategies)
 
 .PHONY: train test lint tests bare format clean help
@@ -22,8 +24,8 @@ lint: $(VENV)/.installed-all  ## ruff, mypy, import-linter
 
 tests: $(VENV)/.installed-all  ## All tests, with the coverage floor
 	$(BIN)/dtrain native build
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-fail-under=0 --cov-report= tests $(MANY:%=--ignore=%)
-	$(BIN)/python -m pytest --cov --cov-append --cov-report=term --cov-report=xml $(MANY)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --cov-fail-under=0 --cov-report= tests $(MANY:%=--ignore=%)
+	$(PYTEST) --cov-append --cov-report=term --cov-report=xml $(MANY)
 
 bare: $(VENV)/.installed-all  ## A fresh environment without any extra imports, trains and resumes
 	scripts/check_bare_install.sh $(PYTHON)

@@ -1,11 +1,11 @@
 """Our MPI backend beside Gloo, plain MPI_Allreduce and Horovod, in one run.
 
-    python benchmarks/mpi.py [allreduce] [overlap] [ddp] [zero] [horovod] [hosts] [int8] [leak] [--rounds 15]
+    python benchmarks/mpi.py [allreduce] [overlap] [ddp] [zero] [horovod] [hosts] [int8] [leak] [gpu] [--rounds 15]
 
 Two ranks. What is compared takes turns in the same ranks, except Horovod, which is a job of its own; the time of a turn
 is that of rank 0, and every turn begins with a barrier. `hosts` and `int8` need root: two network namespaces are two
-machines there. `leak` is no comparison: the memory of a rank before and after 100,000 all-reduces. Writes
-benchmarks/results/mpi.json and .md, ratios with their targets; other parts stay as they are.
+machines there. `leak` is no comparison: the memory of a rank before and after 100,000 all-reduces. `gpu` needs CUDA.
+Writes benchmarks/results/mpi.json and .md, ratios with their targets; other parts stay as they are.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def command_of(name: str, rounds: int, out: Path) -> list[str]:
 def mpirun(words: list[str]) -> list[str]:
     """The launcher of the environment, with what every launch of ours has."""
     as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return [str(Path(sys.executable).with_name("mpirun")), *as_root, "--bind-to", "none", "-np", "2", *words]
+    own = Path(sys.executable).with_name("mpirun")
+    return [str(own) if own.exists() else "mpirun", *as_root, "--bind-to", "none", "-np", "2", *words]
 
 
 def variables(**more: str) -> dict[str, str]:
@@ -144,6 +145,7 @@ PARTS: dict[str, Callable[[int, Path], Figures]] = {
     "horovod": horovod,
     "hosts": lambda rounds, folder: across("hosts", rounds, folder),
     "int8": lambda rounds, folder: across("int8", rounds, folder, RATE),
+    "gpu": lambda rounds, folder: here("gpu", rounds, folder),
     "leak": lambda rounds, folder: {
         "through shared memory": here("leak", rounds, folder),
         "over MPI": here("leak", rounds, folder, DTRAIN_MPI_SHARED_MEMORY="0"),
@@ -157,6 +159,7 @@ TITLES = {
     "horovod": "DDP on our backend and Horovod, the 25M MLP, two jobs by turns",
     "hosts": "All-reduce between two machines (network namespaces), one rank on each",
     "int8": f"All-reduce of {SLOW // MB} MB over a link of 100 Mbit/s, by what travels",
+    "gpu": "All-reduce of float32 on one GPU that two ranks share",
     "leak": f"{MANY:,} all-reduces of 4 KB, every other one asynchronous: resident memory of rank 0",
 }
 
@@ -176,7 +179,7 @@ def target_of(part: str, row: str, column: str) -> float | None:
 def main() -> None:
     """Measure what was asked for and write the report."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("parts", nargs="*", default=list(PARTS), help=", ".join(PARTS))
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all but gpu unless given")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for mpi.json and mpi.md")
     arguments = parser.parse_args()
@@ -191,7 +194,7 @@ def main() -> None:
     facts = machine_facts(torch.device("cpu"))
     facts.pop("host")
     report["machine"] = {**facts, "rounds": arguments.rounds, "mpi": library}
-    for name in arguments.parts:
+    for name in arguments.parts or [part for part in PARTS if part != "gpu"]:
         with tempfile.TemporaryDirectory() as folder:
             report[name] = PARTS[name](arguments.rounds, Path(folder))
         print("\n".join([f"{name}:", *table(name, report[name])]), flush=True)

@@ -28,7 +28,7 @@ Figures = dict[str, Any]
 class Ranks:
     """The ranks of a launch, on our backend and on Gloo."""
 
-    def __init__(self, gloo: bool = True) -> None:
+    def __init__(self, gloo: bool = True, device: str = "cpu") -> None:
         import torch
         import torch.distributed as dist
 
@@ -41,10 +41,10 @@ class Ranks:
         torch.set_num_threads(1)
         keep_freed_memory()
         self.extension = register()
-        self.group = MPIGroup(read_world(), torch.device("cpu"), 300.0)
+        self.group = MPIGroup(read_world(), torch.device(device), 300.0)
         self.ours = dist.group.WORLD
         self.gloo = dist.new_group(backend="gloo") if gloo else None
-        self.backend = self.ours._get_backend(torch.device("cpu"))
+        self.backend = self.ours._get_backend(torch.device(device))
         self.rank = dist.get_rank()
 
     def repeated(self, call: Callable[[], Any], times: int) -> Turn:
@@ -100,6 +100,33 @@ def allreduce(rounds: int, sizes: tuple[int, ...] = SIZES, gloo: bool = True) ->
             **({"to Gloo": ratio(measured, "Gloo", "ours")} if gloo else {}),
             "to MPI_Allreduce": ratio(measured, "MPI_Allreduce", "ours"),
             "in C, to MPI_Allreduce": ratio(measured, "MPI_Allreduce", "ours in C"),
+        }
+    return found
+
+
+def gpu(rounds: int) -> Figures:
+    """All-reduce of what lies on one GPU that both ranks use: ours and Gloo. NCCL refuses two ranks on one GPU."""
+    import torch
+    import torch.distributed as dist
+
+    from distributed_training.bench.measure import interleave, ratio
+
+    ranks, found = Ranks(device="cuda:0"), {}
+    for size in SIZES:
+        tensor, times = torch.zeros(size // 4, device="cuda"), times_of(size)
+
+        def waited(group: Any, value: Any = tensor) -> None:
+            dist.all_reduce(value, group=group)
+            torch.cuda.synchronize()
+
+        turns = {
+            "ours": ranks.repeated(lambda w=waited: w(ranks.ours), times),
+            "Gloo": ranks.repeated(lambda w=waited: w(ranks.gloo), max(3, times // 10)),
+        }
+        measured = interleave(turns, rounds, warmup=2)
+        found[str(size)] = {f"{name}, ms": one.median * 1e3 for name, one in measured.items()} | {
+            "spread": measured["ours"].spread,
+            "to Gloo": ratio(measured, "Gloo", "ours"),
         }
     return found
 
@@ -340,7 +367,7 @@ def take_turns(side: str, folder: Path) -> None:
     take_turns(side, rank, folder, lambda: timed(step, batches, barrier))
 
 
-WORKERS = {f.__name__: f for f in (allreduce, overlap, ddp, zero, hosts, int8, leak)}
+WORKERS = {f.__name__: f for f in (allreduce, overlap, ddp, zero, gpu, hosts, int8, leak)}
 
 
 def worker(name: str, rounds: int, out: Path) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +34,26 @@ def need(what: str, there: bool) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens at now, below those that the system gives to connections and to whoever asks for any."""
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+
+
+def stand_still(process: int) -> None:
+    """Stop a process, and return when all its threads stand: the signal alone does not say when it takes effect."""
+    os.kill(process, signal.SIGSTOP)
+    deadline = time.monotonic() + 10
+    while True:
+        states = [
+            path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{process}/task").glob("*/stat")
+        ]
+        if set(states) == {"T"}:
+            return
+        assert time.monotonic() < deadline, f"process {process} does not stop: {states}"
+        time.sleep(0.01)
 
 
 def environment(measured: bool = False, **variables: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ import pytest
 from benchmarks import feed_faults
 from tests.feed.conftest import StartLoader, until
 from tests.feed.test_feed import QUICK, fingerprint, local, server_for
+from tests.launching import stand_still
 from torch import Tensor
 
 from distributed_training.feed import FeedServer, FeedSettings
@@ -67,7 +68,7 @@ def test_a_worker_that_is_stopped_does_not_hold_up_training(start_loader: StartL
         batches = server.source().batches(0)
         seen = [next(batches) for _ in range(4)]
         stopped = loader.workers(2)[0]
-        os.kill(stopped, signal.SIGSTOP)
+        stand_still(stopped)
         assert fingerprint(seen + list(batches)) == local("slow")
         os.kill(stopped, signal.SIGCONT)
         assert fingerprint(server.source().batches(1)) == local("slow", 1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from tests.launching import environment
+from tests.launching import environment, stand_still
 
 from distributed_training.runtime.hang_report import Standing, describe, lines_of, telling_lines
 from distributed_training.runtime.timed_store import StoreLost, StoreSilent, TimedStore
@@ -57,7 +57,7 @@ class TestTimedStore:
         assert [store.set_first("first", "x"), store.set_first("first", "y")] == ["x", "x"]
         assert store.wait_for(["a", "first"], 5)
         assert not store.wait_for(["never"], 0.2)
-        os.kill(process.pid, signal.SIGSTOP)
+        stand_still(process.pid)
         with pytest.raises(StoreSilent, match=r"no answer within 0\.3 s"):
             store.has("a", within=0.3)
         os.kill(process.pid, signal.SIGCONT)
