@@ -4,9 +4,9 @@ WORKERS ?= 2
 VENV    := .venv
 BIN     := $(VENV)/bin
 INPUTS  := pyproject.toml constraints.txt scripts/setup.sh
-# Jobs of several processes with deadlines, ports and namespaces of their own: one at a time.
 # A test that fails is run once more; what passed only then is listed at the end as RERUN, and is a defect to look at.
 PYTEST  := $(BIN)/python -m pytest --reruns 1 -rfERs --cov
+# Jobs of several processes with deadlines, ports and namespaces of their own: one at a time.
 MANY    := $(addprefix tests/,feed gpu integration launch native split strategies)
 
 .PHONY: train test lint tests bare format clean help

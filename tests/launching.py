@@ -34,7 +34,7 @@ def need(what: str, there: bool) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens at now, below those that the system gives to connections and to whoever asks for any."""
+    """A port that nobody listens at now, and below those that the system gives away by itself."""
     while True:
         port = random.SystemRandom().randrange(12_000, 32_000)
         with socket.socket() as probe, suppress(OSError):
