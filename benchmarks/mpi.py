@@ -1,11 +1,13 @@
 """Our MPI backend beside Gloo, plain MPI_Allreduce and Horovod, in one run.
 
-    python benchmarks/mpi.py [allreduce] [overlap] [ddp] [zero] [horovod] [hosts] [int8] [leak] [gpu] [--rounds 15]
+    python benchmarks/mpi.py [PART ...] [--rounds 15]
+
+Parts: allreduce, overlap, waiting, ddp, zero, horovod, hosts, int8, leak, and gpu where it is named.
 
 Two ranks. What is compared takes turns in the same ranks, except Horovod, which is a job of its own; the time of a turn
-is that of rank 0, and every turn begins with a barrier. `hosts` and `int8` need root: two network namespaces are two
-machines there. `leak` is no comparison: the memory of a rank before and after 100,000 all-reduces. `gpu` needs CUDA.
-Writes benchmarks/results/mpi.json and .md, ratios with their targets; other parts stay as they are.
+is that of rank 0, and every turn begins with a barrier. `waiting`, `hosts` and `int8` need root: two network namespaces
+are two machines there. `leak` is no comparison: the memory of a rank before and after 100,000 all-reduces. `gpu` needs
+CUDA. Writes benchmarks/results/mpi.json and .md, ratios with their targets; other parts stay as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from mpi_ranks import KB, MANY, MB, SLOW, Figures
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PROGRAM = Path(__file__).with_name("mpi_ranks.py")
-RATE = "100mbit"
+RATE, FASTER = "100mbit", "1gbit"
 LAUNCHES = 3
 
 
@@ -140,6 +142,7 @@ def one_turn(side: str, job: subprocess.Popen[bytes], folder: Path, number: int)
 PARTS: dict[str, Callable[[int, Path], Figures]] = {
     "allreduce": lambda rounds, folder: here("allreduce", rounds, folder),
     "overlap": lambda rounds, folder: here("overlap", rounds, folder),
+    "waiting": lambda rounds, folder: across("waiting", rounds, folder, FASTER),
     "ddp": lambda rounds, folder: here("ddp", rounds, folder),
     "zero": lambda rounds, folder: here("zero", rounds, folder),
     "horovod": horovod,
@@ -154,6 +157,7 @@ PARTS: dict[str, Callable[[int, Path], Figures]] = {
 TITLES = {
     "allreduce": "All-reduce of float32, two ranks on one machine",
     "overlap": "Overlap: DDP of the 25M MLP on our backend",
+    "waiting": "Overlap: the same with eight times the batch, between two machines over a link of 1 Gbit/s",
     "ddp": "DDP on our backend and on Gloo",
     "zero": "ZeRO 1, 2 and 3 on our backend and on Gloo",
     "horovod": "DDP on our backend and Horovod, the 25M MLP, two jobs by turns",
@@ -191,10 +195,11 @@ def main() -> None:
     library = load_extension(MPI_SOURCE).library()  # built before anything is measured
     kept = arguments.results / "mpi.json"
     report: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
-    facts = machine_facts(torch.device("cpu"))
-    facts.pop("host")
-    report["machine"] = {**facts, "rounds": arguments.rounds, "mpi": library}
     for name in arguments.parts or [part for part in PARTS if part != "gpu"]:
+        facts = machine_facts(torch.device("cuda" if name == "gpu" else "cpu"))
+        facts.pop("host")
+        machine = "machine of gpu" if name == "gpu" else "machine"
+        report[machine] = {**facts, "rounds": arguments.rounds, "mpi": library}
         with tempfile.TemporaryDirectory() as folder:
             report[name] = PARTS[name](arguments.rounds, Path(folder))
         print("\n".join([f"{name}:", *table(name, report[name])]), flush=True)
@@ -205,21 +210,28 @@ def main() -> None:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
-    machine = report["machine"]
     lines = [
         "# The MPI backend",
         "",
-        (
-            f"`python benchmarks/mpi.py --rounds {machine['rounds']}`: {machine['cpu_cores']} cores, torch "
-            f"{machine['torch']}, {machine['mpi']}, two ranks, one thread each."
-        ),
+        f"Two ranks, one thread each. {_made_by(report, 'machine', '')}",
         "Variants take turns in the same ranks; a ratio is the median over rounds, above 1 ours is faster.",
         "In brackets: what it should be at least.",
     ]
     for part, title in TITLES.items():
         if part in report:
-            lines += ["", f"## {title}", "", *table(part, report[part])]
+            made_by = [_made_by(report, "machine of gpu", " gpu"), ""] if part == "gpu" else []
+            lines += ["", f"## {title}", "", *made_by, *table(part, report[part])]
     return "\n".join(lines) + "\n"
+
+
+def _made_by(report: dict[str, Any], machine: str, parts: str) -> str:
+    """The command that measured, and where."""
+    if machine not in report:
+        return ""
+    facts = report[machine]
+    where = [facts["gpu"]] if facts.get("gpu") else []
+    where += [f"{facts['cpu_cores']} cores", f"torch {facts['torch']}", facts["mpi"]]
+    return f"`python benchmarks/mpi.py{parts} --rounds {facts['rounds']}`: {', '.join(where)}."
 
 
 def table(part: str, figures: Figures) -> list[str]:

@@ -254,12 +254,13 @@ LOOPS: dict[str, Callable[[Any, Any], Callable[[Any, Any], None]]] = {
 }
 
 
-def batches_of(name: str, rank: int) -> Any:
-    """Batches of a rank for a model of benchmarks/strategies.py."""
+def batches_of(name: str, rank: int, larger: int = 1) -> Any:
+    """Batches of a rank for a model of benchmarks/strategies.py, so many times as large as there."""
     import torch
     from strategies import MODELS
 
     _, shape, classes, size = MODELS[name]
+    size *= larger
     generator = torch.Generator().manual_seed(rank)
     return [
         (torch.randn(size, *shape, generator=generator), torch.randint(0, classes, (size,), generator=generator))
@@ -298,7 +299,7 @@ def zero(rounds: int) -> Figures:
     return train(rounds, ("zero1", "zero2", "zero3"), ("25M MLP",))
 
 
-def overlap(rounds: int) -> Figures:
+def overlap(rounds: int, larger: int = 1) -> Figures:
     """How much of the exchange hides behind the backward pass: a step, its computation alone, its exchange alone."""
     import torch
     import torch.distributed as dist
@@ -308,7 +309,7 @@ def overlap(rounds: int) -> Figures:
 
     ranks = Ranks(gloo=False)
     model = mlp()
-    batches, step = batches_of("25M MLP", ranks.rank), loop_ddp(model, ranks.ours)
+    batches, step = batches_of("25M MLP", ranks.rank, larger), loop_ddp(model, ranks.ours)
     wrapped: Any = step.wrapped  # type: ignore[attr-defined]
     gradients = [torch.zeros(p.numel()) for p in model.parameters()]
 
@@ -367,7 +368,12 @@ def take_turns(side: str, folder: Path) -> None:
     take_turns(side, rank, folder, lambda: timed(step, batches, barrier))
 
 
-WORKERS = {f.__name__: f for f in (allreduce, overlap, ddp, zero, gpu, hosts, int8, leak)}
+def waiting(rounds: int) -> Figures:
+    """The same over a link that is the slower part, with batches that take about as long: there is time to hide."""
+    return overlap(max(3, rounds // 5), larger=8)
+
+
+WORKERS = {f.__name__: f for f in (allreduce, overlap, waiting, ddp, zero, gpu, hosts, int8, leak)}
 
 
 def worker(name: str, rounds: int, out: Path) -> None:

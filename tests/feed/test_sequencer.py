@@ -171,3 +171,23 @@ def test_a_quick_worker_gets_more_than_a_slow_one() -> None:
                 loaded[name] += 1
         sequencer.take(100)
     assert loaded["quick"] > 2 * loaded["slow"] > 0
+
+
+def test_steps_are_lent_together_to_a_worker_that_has_each_done_before_the_next_is_asked_for() -> None:
+    sequencer: Sequencer[int] = Sequencer(10_000)
+    sequencer.horizon = 90
+    sequencer.seek(0, 0, 1)
+    sequencer.join("worker", 0.0)
+    sequencer.want("worker", 1000)
+    now, lengths = 0.0, []
+    for _ in range(40):
+        while (grant := sequencer.grant("worker", now)) is not None:
+            for step in range(grant.first, grant.last):
+                now += 0.0005
+                sequencer.arrived("worker", 0, step, step, now)
+            lengths.append(grant.last - grant.first)
+            sequencer.want("worker", lengths[-1])
+        now += 0.01  # training computes
+        sequencer.take(40)
+    assert max(lengths) == 30  # a third of the horizon
+    assert lengths.count(1) < 15  # until its speed was known

@@ -30,7 +30,9 @@ class Dataset(ABC):
     classes: list[str] | None = None
     """Names of the classes, where they have names."""
     sample_bytes: int | None = None
-    """Size of a sample, where fetching is a mere gather from memory: such samples may be fetched many steps at once."""
+    """Size of a sample, where samples may be fetched for many steps at once: rows of tensors, each by itself."""
+    sample_seconds: float = 0.0
+    """About how long it takes to load one of these, where that is more than a gather from memory."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -50,6 +52,11 @@ class Dataset(ABC):
         Whoever only passes a batch on need not gather it first. None for all other datasets.
         """
         return None
+
+    def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
+        """The samples of several steps as one batch, where `sample_bytes` is known: cut into steps it must be what
+        they would be one by one. None where it would not. The key is that of a `KeyedDataset`."""
+        return self.fetch(ids)
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -190,3 +197,6 @@ class KeyedDataset(Dataset):
     def fetch(self, ids: np.ndarray) -> Any:
         """The samples with a fixed key: what evaluation sees."""
         return self.fetch_keyed(ids, 0)
+
+    def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
+        return self.fetch_keyed(ids, key)

@@ -15,10 +15,11 @@ from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.torch_dataset import fetch
 
 # A call's fixed cost is shared: ids of many steps are computed together, and samples that lie in memory are gathered
-# for as many steps as fit into a cache.
+# for as many steps as fit into a cache; others that are quickly loaded, for as many as nobody has to wait for.
 _IDS_AT_ONCE = 2**15
 _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2**20
+_SECONDS_AT_ONCE = 0.005
 
 
 @dataclass(slots=True)
@@ -73,23 +74,35 @@ def read_blocks(
     has them.
     """
     size, key, step = plan.batch_size, derive_key(plan.seed, epoch), first
-    together = steps_fetched_together(dataset, plan, at_once) * size
     planned = max(1, _IDS_AT_ONCE // size)
     for begin in range(first, last, planned):
         ids = plan.span(epoch, begin, min(begin + planned, last))
-        for offset in range(0, len(ids), together):
-            some = ids[offset : offset + together]
+        offset = 0
+        while offset < len(ids):
+            some = ids[offset : offset + steps_fetched_together(dataset, plan, at_once) * size]
+            offset += len(some)
             steps = [some[at : at + size] for at in range(0, len(some), size)]
             own = [step_ids[share.rows(len(step_ids))] for step_ids in steps] if share.ranks > 1 else steps
             rows = np.concatenate(own) if share.ranks > 1 else some
-            data = fetch(dataset, rows, key) if gathered else dataset.rows(rows)
-            yield Block(step, steps, own, data)
+            data = _fetch(dataset, rows, key, len(steps)) if gathered else dataset.rows(rows)
+            if data is not None:
+                yield Block(step, steps, own, data)
+            else:
+                for at, (whole, part) in enumerate(zip(steps, own), step):
+                    yield Block(at, [whole], [part], fetch(dataset, part, key))
             step += len(steps)
 
 
+def _fetch(dataset: Dataset, ids: np.ndarray, key: int, steps: int) -> Any:
+    """The samples of so many steps; None where they have to be fetched step by step."""
+    return fetch(dataset, ids, key) if steps == 1 else dataset.fetch_steps(ids, key)
+
+
 def steps_fetched_together(dataset: Dataset, plan: Plan, at_once: int = _BYTES_AT_ONCE) -> int:
-    """How many steps are fetched in one call: several only where that is a mere gather from memory."""
+    """How many steps are fetched in one call: several only where rows are rows, however many of them."""
     if dataset.sample_bytes is None:
         return 1
-    batch_bytes = max(dataset.sample_bytes * plan.batch_size, 1)
-    return max(1, min(_STEPS_AT_ONCE, at_once // batch_bytes))
+    most = at_once // max(dataset.sample_bytes * plan.batch_size, 1)
+    if dataset.sample_seconds:
+        most = min(most, int(_SECONDS_AT_ONCE / (dataset.sample_seconds * plan.batch_size)))
+    return max(1, min(_STEPS_AT_ONCE, most))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from distributed_training.data.randomness import claimed_generators, global_gene
 from distributed_training.runtime.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
+_SURE = 2  # batches: a draw seen once may have been somebody else's
 
 
 def as_dataset(samples: Any, collate: Collate | None = None) -> Dataset:
@@ -39,6 +41,12 @@ def as_dataset(samples: Any, collate: Collate | None = None) -> Dataset:
 
 def collate_samples(rows: list[Any]) -> Any:
     """What torch's `default_collate` makes of samples, without its checks of each of them for the usual kinds."""
+    usual = _collate_usual(rows)
+    return default_collate(rows) if usual is None else usual
+
+
+def _collate_usual(rows: list[Any]) -> Any:
+    """Samples that are tuples or dicts of tensors, or of numbers of one kind, as rows; None for all others."""
     kinds = set(map(type, rows))
     try:
         if kinds == {tuple}:
@@ -47,7 +55,7 @@ def collate_samples(rows: list[Any]) -> Any:
             return {key: _column([row[key] for row in rows]) for key in rows[0]}
     except (_UnusualError, RuntimeError, ValueError, KeyError):
         pass
-    return default_collate(rows)
+    return None
 
 
 class _UnusualError(Exception):
@@ -80,7 +88,8 @@ class TorchDataset(KeyedDataset):
             samples = samples.dataset
         self._samples, self._collate, self._index = samples, collate, index
         self._whole_batches = hasattr(samples, "__getitems__")
-        self._draws = False  # whether a sample was seen to draw from the global generators
+        self._draws = 0  # batches in a row in which samples were seen to draw from the global generators
+        self._by_rows = collate is collate_samples and not self._whole_batches
         self.name = type(samples).__name__
         classes = getattr(samples, "classes", None)
         self.num_classes = len(classes) if classes is not None else None
@@ -93,10 +102,35 @@ class TorchDataset(KeyedDataset):
         own = (ids if self._index is None else self._index[ids]).tolist()
         if not own:  # a rank without a share of the last batch: the shape of a sample, no rows
             return map_tensors(lambda t: t[:0], self.fetch_keyed(np.zeros(1, dtype=np.int64), key))
+        start = time.perf_counter()
+        rows = self._load(own, key)
+        batch = _call(self._collate, rows, what=f"{self.name}: collating samples {own[:4]}...")
+        if self._by_rows:
+            self._note(batch, len(own), time.perf_counter() - start)
+        return batch
+
+    def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
+        own = (ids if self._index is None else self._index[ids]).tolist()
+        start = time.perf_counter()
+        try:
+            batch = _collate_usual(self._load(own, key))
+        except DataError:
+            return None  # it comes again in the step that it belongs to
+        self._note(batch, len(own), time.perf_counter() - start)
+        return batch
+
+    def _note(self, batch: Any, rows: int, seconds: float) -> None:
+        """What is known of the samples by now: whether those of many steps may be loaded together."""
+        tensors = list(batch.values()) if isinstance(batch, dict) else batch
+        if isinstance(tensors, list) and all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            self.sample_bytes = max(1, sum([tensor.nbytes for tensor in tensors]) // rows)
+            self.sample_seconds = max(seconds / rows, 1e-9)
+        else:
+            self._by_rows, self.sample_bytes = False, None
+
+    def _load(self, own: list[int], key: int) -> Any:
         rows = self._plain_rows(own)
-        if rows is None:
-            rows = self._seeded_rows(own, key)
-        return _call(self._collate, rows, what=f"{self.name}: collating samples {own[:4]}...")
+        return rows if rows is not None else self._seeded_rows(own, key)
 
     def _seeded_rows(self, own: list[int], key: int) -> Any:
         with global_generators_kept():
@@ -113,7 +147,7 @@ class TorchDataset(KeyedDataset):
         """The samples, if nothing is random in them, in a process that can tell; else None, and what was loaded here
         counts for nothing. The same for an error: seeded, it is raised with the name of its sample."""
         watch = claimed_generators()
-        if watch is None or self._draws or self._whole_batches:
+        if watch is None or self._draws >= _SURE or self._whole_batches:
             return None
         load, watch.looked_at = self._samples.__getitem__, False
         try:
@@ -121,8 +155,9 @@ class TorchDataset(KeyedDataset):
         except Exception:
             rows = None
         if watch.untouched():
+            self._draws = 0
             return rows
-        self._draws = True
+        self._draws += 1
         return None
 
     def fingerprint(self) -> str:

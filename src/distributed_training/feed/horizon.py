@@ -1,8 +1,13 @@
-"""How many steps ahead of training may be prepared: more when training has to wait, fewer when it never does."""
+"""How many steps ahead of training may be prepared: more when training has to wait, fewer when it never does.
+
+Never so few that steps have to be ordered one by one: each order, and each frame, takes time from training.
+"""
 
 from __future__ import annotations
 
 _CALM = 8  # horizons' worth of steps without a wait after which it shrinks
+_SPAN = 0.1  # seconds of training that are prepared ahead at least
+_MEASURED = 0.05  # seconds over which training's pace is measured
 
 
 class Horizon:
@@ -13,6 +18,9 @@ class Horizon:
         self.steps = least
         self._calm = 0
         self._shallowest = most
+        self._span = 0  # steps that training makes in `_SPAN`
+        self._since: float | None = None
+        self._counted = 0
 
     def waited(self) -> None:
         """Training found nothing ready."""
@@ -21,17 +29,29 @@ class Horizon:
             self.steps = min(self.most, self.steps * 2)
             self._calm = 0
         self._shallowest = self.most
+        self._since = None  # a pace with waits in it is not training's own
 
-    def delivered(self, steps: int, depth: int) -> None:
+    def delivered(self, steps: int, depth: int, now: float) -> None:
         """Training took some steps, and so many are still there."""
+        self._measure(steps, now)
         self._calm += steps
         self._shallowest = min(self._shallowest, depth)
         if self._calm >= _CALM * self.steps:
             if self._shallowest > self.steps // 2:
-                self.steps = max(min(self.least, self.most), self.steps - max(1, self.steps // 8))
+                self.steps -= max(1, self.steps // 8)
             self._calm, self._shallowest = 0, self.most
+        self.steps = min(self.most, max(self.steps, self.least, self._span))
 
     def bound(self, most: int) -> None:
         """Memory allows no more than this."""
         self.most = max(1, most)
         self.steps = min(self.steps, self.most)
+
+    def _measure(self, steps: int, now: float) -> None:
+        if self._since is None:
+            self._since, self._counted = now, 0
+            return
+        self._counted += steps
+        if now - self._since >= _MEASURED:
+            self._span = int(self._counted / (now - self._since) * _SPAN)
+            self._since, self._counted = now, 0

@@ -323,7 +323,7 @@ class Hub:
             self._taken = sum([arrival.size for _, arrival in taken])
             self._counts.steps += len(taken)
             self._counts.samples += sum([len(arrival.batch.ids) for _, arrival in taken if arrival.batch is not None])
-            self._horizon.delivered(len(taken), sequencer.depth)
+            self._horizon.delivered(len(taken), sequencer.depth, time.monotonic())
             sequencer.horizon = self._horizon.steps
             self._wake_hungry()
             self._wake_blocked()

@@ -21,7 +21,7 @@ _LONGEST = 64  # steps in one lease
 _AT_ONCE = 3  # leases' worth of steps that a worker may hold: one being loaded, one on its way, one in hand
 _LATE = 4.0  # times what a lease should take
 _HOLDERS = 3  # workers that may be busy with one step at a time
-_MEASURED = 0.05  # seconds over which a speed is measured
+_MEASURED, _AT_FIRST = 0.05, 0.005  # seconds over which a speed is measured; until then leases are of one step
 
 
 class Grant(NamedTuple):
@@ -50,8 +50,9 @@ class _Worker:
     wanted: int = 0
     held: int = 0
     speed: float | None = None  # steps a second
-    counted: int = 0
-    since: float = 0.0
+    counted: int = 0  # steps since its speed was measured last
+    since: float = 0.0  # when that was, times without any work to do left out
+    busy: float = 0.0  # the time between that and the last arrival
     stalled: bool = False  # late, and nothing was heard of it since: it gets no more until it shows that it lives
 
 
@@ -177,8 +178,9 @@ class Sequencer(Generic[Item]):
         own = self._workers.get(worker)
         if own is not None:
             own.counted += 1
+            own.busy = now - own.since
             own.stalled = False
-            if now - own.since >= _MEASURED:
+            if own.busy >= (_MEASURED if own.speed is not None else _AT_FIRST):
                 self._measure(own, now)
         if not (self.position <= index < self.end) or index in self._items:
             self.duplicates += 1
@@ -283,8 +285,8 @@ class Sequencer(Generic[Item]):
         return list(range(first, at))
 
     def _lend(self, own: _Worker, indexes: list[int], now: float) -> Grant:
-        if not own.held:
-            own.since, own.counted = now, 0
+        if not own.held:  # it had nothing to do: that time does not count
+            own.since = now - own.busy
         own.wanted -= len(indexes)
         own.held += len(indexes)
         seconds = self._unmeasured
@@ -335,4 +337,4 @@ class Sequencer(Generic[Item]):
     def _measure(self, own: _Worker, now: float) -> None:
         speed = own.counted / (now - own.since)
         own.speed = speed if own.speed is None else 0.7 * own.speed + 0.3 * speed
-        own.since, own.counted = now, 0
+        own.since, own.counted, own.busy = now, 0, 0.0

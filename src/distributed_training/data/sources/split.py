@@ -20,13 +20,23 @@ class Subset(KeyedDataset):
         self.ids = np.ascontiguousarray(ids, dtype=np.int64)
         self.num_classes = dataset.num_classes
         self.classes = dataset.classes
-        self.sample_bytes = dataset.sample_bytes
+
+    @property
+    def sample_bytes(self) -> int | None:  # type: ignore[override]
+        return self.dataset.sample_bytes
+
+    @property
+    def sample_seconds(self) -> float:  # type: ignore[override]
+        return self.dataset.sample_seconds
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:
         return fetch(self.dataset, self.ids[ids], key)
+
+    def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
+        return self.dataset.fetch_steps(self.ids[ids], key)
 
     def rows(self, ids: np.ndarray) -> Any:
         return self.dataset.rows(self.ids[ids])
