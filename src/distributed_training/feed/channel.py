@@ -69,6 +69,11 @@ class Channel:
         except OSError:
             return ""
 
+    @property
+    def encrypted(self) -> bool:
+        """Whether what is sent has to be encrypted first."""
+        return self._tls
+
     # -- TLS
 
     def shake_hands(self, deadline: float) -> bytes:

@@ -50,7 +50,11 @@ class Frame:
 
 
 class Outbox:
-    """One connection of a worker. The loading thread calls `next_lease` and `put`; all else happens in this thread."""
+    """One connection of a worker. The loading thread calls `next_lease` and `put`; all else happens in this thread.
+
+    Except sending: while this thread waits, the loading thread sends what it puts itself, as far as the system takes it
+    at once. To wake another thread for each frame takes the interpreter from loading, again and again.
+    """
 
     def __init__(self, joined: Joined, link: PairingLink, memory: int, silence: float) -> None:
         self._thread = threading.Thread(target=self._run, name=f"feed to {link.address}", daemon=True)
@@ -70,6 +74,7 @@ class Outbox:
         self._messages: deque[Message] = deque()
         self._held = 0  # bytes in frames that are not sent
         self._changed = threading.Condition()
+        self._driving = threading.Lock()  # whose turn it is to use connection and channel; taken before `_changed`
         self._error: DistributedTrainingError | None = None
         self._closing = False
         self._heard = time.monotonic()
@@ -111,7 +116,7 @@ class Outbox:
         """Have a control message sent."""
         with self._changed:
             self._messages.append(message)
-        self._channel.wake()
+        self._send_here()
 
     def put(self, frame: Frame) -> None:
         """Have a frame sent; waits while too much is held already."""
@@ -121,6 +126,19 @@ class Outbox:
             self._check()
             self._frames.append(frame)
             self._held += frame.size
+        self._send_here()
+
+    def _send_here(self) -> None:
+        """Send in the calling thread what can be sent at once; leave the rest, and all trouble, to the other one."""
+        if not self._channel.encrypted and self._driving.acquire(blocking=False):
+            try:
+                self._send_what_may_go()
+                if not self._channel.pending:
+                    return
+            except (OSError, PeerError):
+                pass  # the other thread finds the same, and knows what to do
+            finally:
+                self._driving.release()
         self._channel.wake()
 
     def needless(self, lease: int) -> bool:
@@ -176,12 +194,21 @@ class Outbox:
     def _drive(self) -> None:
         connection, channel = self._connection, self._channel
         while not connection.closed:
+            with self._driving:
+                self._hear_and_send()
+            if not connection.closed:
+                self._wait()
+        channel.queue(connection.data_to_send())
+        channel.flush()
+
+    def _hear_and_send(self) -> None:
+        """Until there is nothing more to hear, and nothing that could be sent now."""
+        connection, channel = self._connection, self._channel
+        while not connection.closed:
             size = channel.receive_into(connection.get_buffer())
             if size is None:
                 self._send_what_may_go()
-                if not connection.closed:
-                    self._wait()
-                continue
+                return
             self._heard = time.monotonic()
             self.received_bytes += size
             if size == 0:
@@ -190,8 +217,6 @@ class Outbox:
                 connection.buffer_updated(size)
             for event in connection.events():
                 self._event(event)
-        channel.queue(connection.data_to_send())
-        channel.flush()
 
     def _wait(self) -> None:
         now, limit = time.monotonic(), self._silence
