@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -32,10 +33,11 @@ def network() -> nn.Module:
 @pytest.mark.parametrize("shared_memory", [False, True])
 def test_weights_are_those_of_local_data(start_loader: StartLoader, in_tmp, shared_memory: bool) -> None:  # noqa: F811
     dataset, local, fed = make_dataset("arrays"), network(), network()
-    trainer(local, training__device="cuda").train(LocalLoader(dataset, make_plan(dataset)), epochs=2)
-    with server_for("arrays", epochs=2) as server:
+    with closing(trainer(local, training__device="cuda")) as alone:
+        alone.train(LocalLoader(dataset, make_plan(dataset)), epochs=2)
+    with server_for("arrays", epochs=2) as server, closing(trainer(fed, training__device="cuda")) as on_feed:
         start_loader(server.link(), shared_memory=shared_memory)
-        trainer(fed, training__device="cuda").train(server.source(), epochs=2)
+        on_feed.train(server.source(), epochs=2)
     assert_same_weights(fed, local)
 
 
@@ -73,6 +75,7 @@ def test_training_from_a_feed_never_waits_for_the_gpu(start_loader: StartLoader,
             assert fed.train(server.source(), epochs=1).steps == server.source().steps_per_epoch
         finally:
             torch.cuda.set_sync_debug_mode("default")
+            fed.close()
 
 
 def test_memory_is_not_used_again_before_its_copy_is_done() -> None:
