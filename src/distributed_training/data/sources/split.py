@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distributed_training.data.base import Dataset, KeyedDataset, Splits
-from distributed_training.data.torch_dataset import fetch
+from distributed_training.data.torch_dataset import fetch, repeats
 from distributed_training.runtime.errors import DataError
 
 
@@ -20,13 +20,16 @@ class Subset(KeyedDataset):
         self.ids = np.ascontiguousarray(ids, dtype=np.int64)
         self.num_classes = dataset.num_classes
         self.classes = dataset.classes
-        self.sample_bytes = dataset.sample_bytes
+        self.sample_bytes, self.input_shape = dataset.sample_bytes, dataset.input_shape
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:
         return fetch(self.dataset, self.ids[ids], key)
+
+    def repeats(self, ids: np.ndarray) -> bool:
+        return repeats(self.dataset, self.ids[ids])
 
     def rows(self, ids: np.ndarray) -> Any:
         return self.dataset.rows(self.ids[ids])
