@@ -40,7 +40,7 @@ $(VENV)/.installed: $(INPUTS)
 
 $(VENV)/.installed-all: $(INPUTS) scripts/build_horovod.sh scripts/install_system_packages.sh
 	scripts/install_system_packages.sh
-	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,accelerate,deepspeed,horovod,mpi,feed,dev
+	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,accelerate,deepspeed,horovod,mpi,feed,tunnel,dev
 	touch $@ $(VENV)/.installed
 
 clean:  ## Remove the environment and caches

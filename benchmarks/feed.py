@@ -1,10 +1,11 @@
 """Batches from one process to another: ours beside plain sockets and beside other libraries, in one run.
 
-    python benchmarks/feed.py [transport] [peers] [samples] [training] [gpu] [--rounds N]
+    python benchmarks/feed.py [transport] [peers] [websocket] [samples] [training] [slow] [gpu] [--rounds N]
 
-transport: plain sockets, ours over TCP and through shared memory. peers: the same, and other libraries. samples: a
-dataset with only `__getitem__`. training: what receiving adds to a step, on this CPU. gpu: the same with ResNet-50 on
-a CUDA device; the only part that is not run unless asked for. Every part is kept when it is done, in
+transport: plain sockets, ours over TCP and through shared memory. peers: the same, and other libraries. websocket: ours
+over WebSockets beside the libraries for that. samples: a dataset with only `__getitem__`. training: what receiving adds
+to a step, on this CPU. slow: over a link of 20 Mbit/s and 100 ms. gpu: receiving beside a step of ResNet-50 on a CUDA
+device; the only part that is not run unless asked for. Every part is kept when it is done, in
 benchmarks/results/feed.json and .md, so parts may be run one by one.
 
 Other libraries live in an environment of their own, so that they cannot change the project's:
@@ -38,6 +39,7 @@ from distributed_training.bench.measure import Measured, interleave, ratio  # no
 
 RESULTS = ROOT / "benchmarks" / "results"
 RAW, TCP, SHARED = "raw sockets", "ours, TCP", "ours, shared memory"
+WEBSOCKET = "ours, WebSocket"
 FILES = [
     "raw", "ours", "dataloader", "websockets_", "picows_", "pyzmq", "grpc_", "flight", "torch_rpc", "ray_data",
     "tf_data",
@@ -106,7 +108,7 @@ class Peer:
 
 
 def _python_for(file: str) -> str:
-    if file in ("raw", "ours", "samples", "dataloader", "torch_rpc"):
+    if file in ("raw", "ours", "ours_websocket", "samples", "dataloader", "torch_rpc"):
         return sys.executable
     own = ROOT / "benchmarks" / (".peers-tf" if file == "tf_data" else ".peers") / "bin" / "python"
     return str(own) if own.exists() else sys.executable
@@ -164,6 +166,21 @@ def peers(rounds: int) -> dict[str, Any]:
     return report
 
 
+def websocket(rounds: int) -> dict[str, Any]:
+    """Each direction beside the same direction of the `websockets` library, which sends one prepared batch again and
+    again: so does our carrier alone; a whole feed also loads, leases and orders."""
+    found, missing = side_by_side(["ours_websocket", "websockets_", "picows_"], list(CASES), max(1, rounds // 2), 0.7)
+    report: dict[str, Any] = {}
+    for case, measured in found.items():
+        same = {"our carrier, client sends": "websockets, client sends", "our carrier": "websockets"}
+        same |= {WEBSOCKET: "websockets, client sends", f"{WEBSOCKET}, GPU side dials": "websockets"}
+        there = {ours: theirs for ours, theirs in same.items() if theirs in measured}
+        report[case] = {f"{ours}, to {theirs}": ratio(measured, ours, theirs) for ours, theirs in there.items()}
+        report[case] |= _figures(measured, WEBSOCKET)
+    report["not installed"] = missing
+    return report
+
+
 def samples(rounds: int) -> dict[str, Any]:
     """A dataset with only `__getitem__`, against calling it and stacking."""
     found, _ = side_by_side(["samples"], ["26 KB", "393 KB"], max(1, rounds // 2), 0.7)
@@ -184,14 +201,19 @@ def training(rounds: int) -> dict[str, Any]:
     return _in_own_process("on_cpu", max(1, rounds // 2 + 1))
 
 
+def slow(rounds: int) -> dict[str, Any]:
+    """A link of 20 Mbit/s and 100 ms."""
+    return _in_own_process("over_slow_link", max(1, rounds // 4), "feed_slow")
+
+
 def gpu(rounds: int) -> dict[str, Any]:
-    """The same with a GPU."""
+    """Training on batches that come, with a GPU."""
     return _in_own_process("on_gpu", max(1, rounds // 3))
 
 
-def _in_own_process(function: str, rounds: int) -> dict[str, Any]:
-    program = "import json, logging; logging.disable(30)\nfrom benchmarks import feed_training\n"
-    program += f"print(json.dumps(feed_training.{function}({rounds})))"
+def _in_own_process(function: str, rounds: int, module: str = "feed_training") -> dict[str, Any]:
+    program = f"import json, logging; logging.disable(30)\nfrom benchmarks import {module}\n"
+    program += f"print(json.dumps({module}.{function}({rounds})))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     for name, figures in found.items():
@@ -202,8 +224,10 @@ def _in_own_process(function: str, rounds: int) -> dict[str, Any]:
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "transport": transport,
     "peers": peers,
+    "websocket": websocket,
     "samples": samples,
     "training": training,
+    "slow": slow,
     "gpu": gpu,
 }
 
@@ -245,7 +269,7 @@ def markdown(report: dict[str, Any]) -> str:
         command = f"`python benchmarks/feed.py {part} --rounds {report[part]['rounds']}`"
         lines += [f"{command}: {machine['cpu_cores']} cores, torch {machine['torch']}.", ""]
         figures = report[part]["figures"]
-        lines += _tables(figures) if part in ("transport", "peers") else _table("", figures)
+        lines += _tables(figures) if part in ("transport", "peers", "websocket") else _table("", figures)
     return "\n".join(lines) + "\n"
 
 

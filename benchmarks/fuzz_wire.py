@@ -304,6 +304,8 @@ def _talk(side: Connection, role: Role) -> list[bytes]:
             take()
         side.send_chunk(2, 100, b"c" * 200)
         take()
+        side.send_chunk(3, 2**62, b"")
+        take()
     side.send_probe(1, b"p" * 100)
     take()
     side.send(m.Goodbye(Reason.DONE, "done"))
@@ -327,6 +329,8 @@ def _messages() -> list[m.Message]:
         m.BlobOffer(2, "state.safetensors", 2**33, bytes(range(32))),
         m.BlobPull(2, 2**32),
         m.BlobDone(2, True, ""),
+        m.BlobOffer(3, "0a" * 16 + "/checkpoints/step-0000000010/manifest.json", 0, bytes(32)),
+        m.BlobDone(3, False, "it is of another training"),
         m.Ping(1, 2),
         m.Pong(1, 2, 3),
         m.ProbeReport(1, 10, 0.1),

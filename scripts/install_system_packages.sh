@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What the tests need of the system: an ssh server and client (launching over ssh) and `ip` (several machines in one).
+# What the tests need of the system: an ssh server and client (launching over ssh), `ip` (several machines in one) and
+# nginx (in place of a tunnel).
 # Installs what is missing on Debian and its kin, as root; elsewhere it says what to install.
 set -euo pipefail
 export PATH=$PATH:/usr/sbin:/sbin
@@ -8,6 +9,7 @@ missing=()
 command -v sshd > /dev/null || missing+=(openssh-server)
 command -v ssh > /dev/null || missing+=(openssh-client)
 command -v ip > /dev/null || missing+=(iproute2)
+command -v nginx > /dev/null || missing+=(nginx-light)
 [ ${#missing[@]} -gt 0 ] || exit 0
 if [ "$(id -u)" != 0 ] || ! command -v apt-get > /dev/null; then
     echo "warning: the tests also need ${missing[*]}: install them as your system does" >&2
@@ -22,4 +24,4 @@ if [ ! -e $policy ]; then
     trap 'rm -f /usr/sbin/policy-rc.d' EXIT
 fi
 install || { apt-get update -qq > /dev/null 2>&1 && install; } ||
-    echo "warning: could not install ${missing[*]}; the tests over ssh will fail" >&2
+    echo "warning: could not install ${missing[*]}; tests that need them will fail" >&2

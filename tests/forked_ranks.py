@@ -46,7 +46,7 @@ class RankServer:
                 text=True,
                 cwd=ROOT,
                 # ranks that are killed leave things there
-                env=environment(PYTHONPATH=str(ROOT), TMPDIR=str(self._folder)),
+                env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'src'}", TMPDIR=str(self._folder)),
             )
 
     @property

@@ -10,6 +10,7 @@ def test_the_public_names_are_these() -> None:
         "ArrayDataset",
         "CPULoader",
         "Callback",
+        "ColabGPUTrainer",
         "Config",
         "Dataset",
         "DistributedTrainingError",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from distributed_training.launch.spawn import spawn
     from distributed_training.models import get_model
     from distributed_training.runtime.errors import DistributedTrainingError
-    from distributed_training.split import CPULoader, GPUTrainer
+    from distributed_training.split import ColabGPUTrainer, CPULoader, GPUTrainer
     from distributed_training.training import (
         Callback,
         EarlyStopping,
@@ -29,6 +29,7 @@ _HOME = {
     "ArrayDataset": "data",
     "CPULoader": "split",
     "Callback": "training",
+    "ColabGPUTrainer": "split",
     "Config": "config",
     "Dataset": "data",
     "DistributedTrainingError": "runtime.errors",
@@ -48,6 +49,7 @@ __all__ = [
     "ArrayDataset",
     "CPULoader",
     "Callback",
+    "ColabGPUTrainer",
     "Config",
     "Dataset",
     "DistributedTrainingError",

@@ -91,14 +91,15 @@ class Nursery:
         workers: int = 1,
         batch_size: int = 16,
         namespace: str | None = None,
+        home: Path | None = None,
         **settings: Any,
     ) -> LoaderProcess:
-        """Start a loader, in a network namespace if one is named."""
+        """Start a loader, in a network namespace if one is named; below `home` it keeps a copy of the run."""
         order = {"dataset": dataset, "batch_size": batch_size, "workers": workers, "settings": settings}
         order |= {"link": [str(one) for one in link] if isinstance(link, list) else str(link), "log": str(log)}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({**order, "namespace": namespace}) + "\n")
+        self._process.stdin.write(json.dumps({**order, "namespace": namespace, "home": str(home or "")}) + "\n")
         self._process.stdin.flush()
         return LoaderProcess(int(self._process.stdout.readline()), log)
 

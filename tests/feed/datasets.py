@@ -50,6 +50,16 @@ class _Samples:
         }
 
 
+class _Encoded:
+    """Samples of several lengths that are no tensors, as encoded images are."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"image": bytes([index]) * (70 + index), "label": index % 7, "name": f"sample {index}"}
+
+
 _MAKERS: dict[str, Any] = {
     "arrays": _arrays,
     "plain": lambda: ArrayDataset(np.repeat(np.arange(64, dtype=np.float32), 5000).reshape(64, 5000), name="plain"),
@@ -58,5 +68,6 @@ _MAKERS: dict[str, Any] = {
     "large": lambda: _arrays(samples=512, width=16 << 10),
     "samples": lambda: as_dataset(_Samples()),
     "slow": lambda: as_dataset(_Samples(seconds=0.002)),
+    "encoded": lambda: as_dataset(_Encoded()),
     "bad": lambda: as_dataset(_Samples(bad=(37,))),
 }

@@ -1,7 +1,7 @@
 """A process that starts loaders for tests, each a fork of itself: torch is imported once, no thread of a test forked.
 
-Reads a JSON object a line: {"dataset", "batch_size", "link", "workers", "settings", "log", "namespace"}; answers with
-the loader's process id.
+Reads a JSON object a line: {"dataset", "batch_size", "link", "workers", "settings", "log", "namespace", "home"};
+answers with the loader's process id.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ import logging
 import os
 import signal
 import sys
+from pathlib import Path
+from typing import Any
 
 from tests.feed.datasets import make_dataset, make_plan
 from tests.feed.namespaces import enter
 
+from distributed_training.config import CheckpointConfig
 from distributed_training.feed import Loader, LoaderSettings
+from distributed_training.feed.answering import HomeDoor
+from distributed_training.feed.homecoming.home import Home
 from distributed_training.runtime.errors import DistributedTrainingError
 
 
@@ -45,7 +50,10 @@ def _load(order: dict) -> None:
         dataset = make_dataset(order["dataset"])
         plan = make_plan(dataset, order["batch_size"])
         settings = LoaderSettings(**{"first_pause": 0.02, "longest_pause": 0.1, **order["settings"]})
-        Loader(dataset, plan, order["link"], workers=order["workers"], settings=settings).run()
+        home = None
+        if order.get("home"):
+            home = Home(Path(order["home"]), "copy", CheckpointConfig(), limit=1 << 30, always=True)
+        Loader(dataset, plan, _way(order["link"]), workers=order["workers"], settings=settings, home=home).run()
         code = 0
     except DistributedTrainingError as error:
         logging.error("ended: %s", error)
@@ -54,6 +62,16 @@ def _load(order: dict) -> None:
         logging.exception("ended")
     logging.info("exit code %d", code)
     os._exit(code)
+
+
+def _way(link: Any) -> Any:
+    """The links of the GPU side; of "listen HOST PORT" the door at which it calls, whose link goes into the log."""
+    if not str(link).startswith("listen "):
+        return link
+    _, host, port = link.split()
+    door = HomeDoor(host, int(port))
+    logging.info("link %s", door.link("127.0.0.1"))
+    return door
 
 
 if __name__ == "__main__":

@@ -24,6 +24,43 @@ def test_a_link_says_again_what_was_put_in(host: str) -> None:
     assert str(link).startswith("dtrain://")
 
 
+@pytest.mark.parametrize(
+    ("link", "text"),
+    [
+        (PairingLink("abc.example", 443, bytes(24), carrier="ws"), "dtrain+ws://{}@abc.example:443"),
+        (
+            PairingLink("abc.example", 8443, bytes(24), FINGERPRINT, "ws"),
+            f"dtrain+ws://{{}}@abc.example:8443?fp={FINGERPRINT}",
+        ),
+        (PairingLink("abc.example", 443, bytes(24), None, "ws", "/a/b"), "dtrain+ws://{}@abc.example:443/a/b"),
+        (PairingLink("127.0.0.1", 8443, None, None, "ws", "/", True), "dtrain+wss://127.0.0.1:8443"),
+        (PairingLink("127.0.0.1", 8080, None, carrier="ws"), "dtrain+ws://127.0.0.1:8080"),
+    ],
+)
+def test_a_link_of_a_websocket_says_again_what_was_put_in(link: PairingLink, text: str) -> None:
+    assert str(link) == text.format("A" * 32)
+    assert PairingLink.parse(str(link)) == link
+
+
+def test_a_websocket_is_inside_tls_unless_it_stays_here() -> None:
+    away, here = (
+        PairingLink("abc.example", 443, new_token(), carrier="ws"),
+        PairingLink("127.0.0.1", 8080, carrier="ws"),
+    )
+    assert away.encrypted
+    assert away.by_authorities
+    assert not PairingLink("abc.example", 443, new_token(), FINGERPRINT, "ws").by_authorities
+    assert not here.encrypted
+    assert PairingLink.parse("wss://127.0.0.1:8443/x") == PairingLink("127.0.0.1", 8443, None, None, "ws", "/x", True)
+    assert PairingLink.parse("https://abc.example/x", bytes(24)).port == 443
+    with pytest.raises(ConfigError, match="has not a token"):
+        PairingLink.parse("https://abc.example")
+    with pytest.raises(ConfigError, match="has to be inside TLS"):
+        PairingLink.parse("ws://abc.example/")
+    with pytest.raises(ConfigError, match="no path of an address"):
+        PairingLink("127.0.0.1", 1, carrier="ws", path="/a b")
+
+
 def test_on_this_machine_an_address_is_enough() -> None:
     assert PairingLink.parse("localhost:29500") == PairingLink("localhost", 29500)
     assert str(PairingLink("127.0.0.1", 29500)) == "dtrain://127.0.0.1:29500"

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from tests.feed.conftest import StartLoader, _nursery, start_loader  # noqa: F401 (fixtures)
 from tests.feed.datasets import make_dataset, make_plan
-from tests.feed.test_feed import server_for
-from tests.training.examples import assert_same_weights, trainer
+from tests.feed.test_feed import QUICK, server_for
+from tests.training.examples import assert_same_weights, config, trainer
 from torch import Tensor, nn
 
 from distributed_training.data import Loader as LocalLoader
@@ -39,6 +40,24 @@ def test_weights_are_those_of_local_data(start_loader: StartLoader, in_tmp, shar
         start_loader(server.link(), shared_memory=shared_memory)
         on_feed.train(server.source(), epochs=2)
     assert_same_weights(fed, local)
+
+
+def test_a_cache_and_a_transform_on_the_device(start_loader: StartLoader, in_tmp) -> None:  # noqa: F811
+    def shifted(batch, *, rng):  # type: ignore[no-untyped-def]
+        assert batch[0].device == CUDA
+        return batch[0] + rng.uniform(-1, 1)[:, None], batch[1]
+
+    def trained(source) -> nn.Module:  # type: ignore[no-untyped-def]
+        net, settings = network(), config(training__device="cuda")
+        Trainer(net, config=settings, run_dir=False, device_transform=shifted).train(source, epochs=3)
+        return net
+
+    dataset = make_dataset("arrays")
+    local = trained(LocalLoader(dataset, make_plan(dataset)))
+    with server_for("arrays", epochs=3, settings=replace(QUICK, cache="memory")) as server:
+        start_loader(server.link(), shared_memory=False)
+        assert_same_weights(trained(server.source()), local)
+        assert server.figures().cached == 2 * server.hub.steps_per_epoch
 
 
 def test_batches_arrive_on_the_device_with_what_they_were_copied_from(start_loader: StartLoader) -> None:  # noqa: F811

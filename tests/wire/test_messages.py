@@ -32,6 +32,8 @@ EVERY: list[m.Message] = [
     m.BlobOffer(2, "step-10/state.safetensors", 2**33, bytes(range(32))),
     m.BlobPull(2, 2**32),
     m.BlobDone(2, True, ""),
+    m.BlobOffer(3, "0a" * 16 + "/ledger.jsonl", 0, bytes(32)),
+    m.BlobDone(3, False, "it is of another training"),
     m.Ping(1, 2),
     m.Pong(1, 2, 3),
     m.ProbeReport(1, 10, 0.1),

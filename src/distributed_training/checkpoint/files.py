@@ -101,6 +101,52 @@ def verify(path: Path) -> None:
             raise CheckpointError(f"{file}: damaged: its content does not match its hash")
 
 
+def listed_files(path: Path) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of each file of a checkpoint, as its manifest has them. There is one: no other is known."""
+    try:
+        files = {name: (file["size"], file["sha256"]) for name, file in _read_manifest(path)["files"].items()}
+        size, digest = files[STATE_FILE]
+        if len(files) > 1 or type(size) is not int or size < 0 or len(bytes.fromhex(digest)) != 32:
+            raise ValueError(f"it lists {', '.join(files)}")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path / MANIFEST_FILE}: damaged: {error}") from None
+    return files
+
+
+def read_plain(path: Path, key: str) -> Any:
+    """A part of a checkpoint's state that holds no tensors, such as its config, without reading any tensor."""
+    try:
+        return put_together(_read_manifest(path)["state"][key], {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged: {error}") from None
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """The shape of each tensor of a checkpoint by its name (`model/...`), without reading it."""
+    try:
+        with safe_open(path / STATE_FILE, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path}: damaged: {error}") from None
+
+
+def adopt(aside: Path, final: Path) -> CheckpointInfo:
+    """Commit a checkpoint that was brought here, its tensors compared with their hash already.
+
+    The manifest is looked at as if anybody had written it. CheckpointError where it is none, or of another step.
+    """
+    size, _ = listed_files(aside)[STATE_FILE]
+    info = read_info(aside)
+    metrics = info.metrics if isinstance(info.metrics, dict) else {"": None}
+    plain = type(info.step) is type(info.epoch) is int and all(type(value) is float for value in metrics.values())
+    if not plain or final.name != checkpoint_name(info.step) or (aside / STATE_FILE).stat().st_size != size:
+        raise CheckpointError(f"{final}: what came under this name is a checkpoint of step {str(info.step)[:20]}")
+    final.parent.mkdir(parents=True, exist_ok=True)
+    _sync_folder(aside)
+    _commit(aside, final)
+    return CheckpointInfo(final, info.step, info.epoch, info.metrics)
+
+
 def read_state(path: Path) -> Any:
     """The state in a checkpoint, tensors on the CPU. Verified first."""
     verify(path)

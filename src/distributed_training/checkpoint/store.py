@@ -122,9 +122,10 @@ class CheckpointStore:
         info = write_checkpoint(self.folder, self._staging, description, step=step, epoch=epoch, metrics=metrics)
         self._committed.append(info)
         verify(info.path)  # older ones go only when the new one is known to be whole
-        self._prune(info.step)
+        self.prune(info.step)
 
-    def _prune(self, step: int) -> None:
+    def prune(self, step: int) -> None:
+        """Remove what is not to be kept, now that the checkpoint of this step is known to be whole."""
         # Later ones than the one just written are damaged (or the run would not have come by here): they count as none.
         checkpoints = [info for info in self.all() if info.step <= step]
         keep = {info.path for info in checkpoints[-self._config.keep :]}

@@ -60,7 +60,11 @@ def doctor(
     config = config_from(words) if words else None
     batch = _batch(config, batch_bytes, samples_per_batch)
     say: Callable[[Check], None] = (lambda check: None) if as_json else _say
-    found = [diagnose(link, batch=batch, seconds=seconds, timeout=timeout, say=say) for link in _links(to, config)]
+    ca_file = config.feed.ca_file if config is not None else ""
+    found = [
+        diagnose(link, batch=batch, seconds=seconds, timeout=timeout, say=say, ca_file=ca_file)
+        for link in _links(to, config)
+    ]
     if as_json:
         each = [one.to_dict() for one in found]
         whole = each[0] if len(each) == 1 else {"ok": all(one.ok for one in found), "links": each}

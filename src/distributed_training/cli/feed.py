@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -22,6 +23,22 @@ def feed(
     workers: Annotated[
         int | None, typer.Option(help="Processes that load; left out, `data.num_workers`, at least one a rank.", min=1)
     ] = None,
+    listen: Annotated[
+        bool,
+        typer.Option(
+            "--listen",
+            help="Await the GPU side's call at `network.cpu_host` and `network.port` instead of calling it; prints a "
+            "link for `dtrain serve --connect`.",
+        ),
+    ] = False,
+    tunnel: Annotated[
+        str | None,
+        typer.Option(
+            help="With --listen: be called through a tunnel: `auto`, `cloudflared`, `ngrok`, `ngrok:tcp`, "
+            "`ssh:user@host`, or the URL of one that leads to `network.port` already.",
+            metavar="TUNNEL",
+        ),
+    ] = None,
     end_with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -35,17 +52,29 @@ def feed(
     `dtrain feed config.yaml --to 'dtrain://TOKEN@192.168.1.100:29500?fp=...' --workers 8`
 
     `dtrain feed config.yaml`  (the GPU side is on this machine)
+
+    `dtrain feed config.yaml --listen network.cpu_host=0.0.0.0`  (the GPU side dials: `dtrain serve --connect LINK`)
     """
+    if listen and to is not None:
+        raise typer.BadParameter("--listen awaits the GPU side's call, --to calls it: give one of them")
+    if tunnel is not None and not listen:
+        raise typer.BadParameter("--tunnel is for --listen; a GPU side behind a tunnel is called by --to LINK")
     config = config_from(words)
     show_logs(verbose)
     from distributed_training.runtime.signals import end_with_parent as end_with
     from distributed_training.split.feeding import feeding_from
+    from distributed_training.split.home_listening import HomeListening
     from distributed_training.split.listening import links_to
 
     if end_with_parent:
         end_with()
-    links = links_to(to, None, None, config)
+    links = [] if listen else links_to(to, None, None, config)
     feeding = feeding_from(config, len(links))
     if workers is not None:
         feeding.workers = workers
-    feeding.run(links, config)
+    if not listen:
+        feeding.run(links, config)
+        return
+    with closing(HomeListening(config, tunnel=tunnel)) as listening:
+        listening.announce()
+        feeding.run(listening.door, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from distributed_training.config.errors import ConfigError
 
 if TYPE_CHECKING:
     from distributed_training.split.serving import Serving
+    from distributed_training.split.tunnelling import Tunnelling
     from distributed_training.training import TrainingResult
 
 
@@ -28,6 +30,18 @@ def serve(
         str, typer.Option(help="`training`, or, with a run's folder instead of a config, `validation` or `inference`.")
     ] = "training",
     checkpoint: Which = "best",
+    tunnel: Annotated[
+        str | None,
+        typer.Option(
+            help="Be reached through a tunnel: `auto`, `cloudflared`, `ngrok`, `ngrok:tcp`, `ssh:user@host`, or the "
+            "URL of one that leads to `network.port` already.",
+            metavar="TUNNEL",
+        ),
+    ] = None,
+    connect: Annotated[
+        str | None,
+        typer.Option(help="Dial the loader that printed this link (`dtrain feed --listen`).", metavar="LINK"),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Train on batches that other machines load, or validate or predict for them: the GPU side of a split.
@@ -43,25 +57,41 @@ def serve(
 
     `dtrain serve --resume auto`  (after an interruption; loaders that still run come back by themselves)
 
+    `dtrain serve config.yaml --tunnel cloudflared`  (behind a firewall, or in a notebook's shell)
+
+    `dtrain serve config.yaml --connect LINK`  (the loader listens: `dtrain feed config.yaml --listen`)
+
     `dtrain launch --nproc 4 -- serve config.yaml strategy=ddp`
 
     `dtrain serve runs/NAME --mode validation`  (clients: `dtrain validate --to`, `CPULoader.run_validation`)
     """
     hosts = allow.split(",") if allow else None
+    if connect is not None and (tunnel or allow or mode != "training"):
+        raise typer.BadParameter("--connect dials a loader for training: --tunnel, --allow and --mode are not for that")
     if mode != "training":
-        _serve_clients(words, mode, checkpoint, hosts, verbose)
+        _serve_clients(words, mode, checkpoint, hosts, tunnel, verbose)
         return
     config = config_from(words_to_resume(words, resume))
     show_logs(verbose)
     from distributed_training.split.serving import Serving
 
-    with Serving(config, allow=hosts) as serving:
-        serving.listening.announce()
+    with Serving(config, allow=hosts, tunnelling=_tunnelling(tunnel), connect=connect) as serving:
+        serving.announce()
         result = serving.train()
     say_goodbye_with_figures(serving, result, "serve")
 
 
-def _serve_clients(words: list[str] | None, mode: str, checkpoint: str, allow: list[str] | None, verbose: bool) -> None:
+def _tunnelling(tunnel: str | None) -> Tunnelling | None:
+    if tunnel is None:
+        return None
+    from distributed_training.split.tunnelling import Tunnelling
+
+    return Tunnelling(tunnel)
+
+
+def _serve_clients(
+    words: list[str] | None, mode: str, checkpoint: str, allow: list[str] | None, tunnel: str | None, verbose: bool
+) -> None:
     from distributed_training.cli.trained import load_model
     from distributed_training.split.listening import Address
     from distributed_training.split.service import serve_clients
@@ -75,8 +105,18 @@ def _serve_clients(words: list[str] | None, mode: str, checkpoint: str, allow: l
     show_logs(verbose)
     with load_model(Path(path), overrides, checkpoint) as (trainer, used):
         typer.echo(f"{mode} with {used}")
-        network = trainer.config.network
-        done = serve_clients(trainer, mode, Address(network.gpu_host, network.port, allow=allow))
+        network, tunnelling = trainer.config.network, _tunnelling(tunnel)
+        if tunnelling is None:
+            done = serve_clients(trainer, mode, Address(network.gpu_host, network.port, allow=allow))
+        else:
+            command = f"dtrain {'validate' if mode == 'validation' else 'predict'} CONFIG --to"
+            with closing(tunnelling):
+                done = serve_clients(
+                    trainer,
+                    mode,
+                    tunnelling.address(network.port, allow=allow),
+                    on_listening=lambda listening: tunnelling.lead_to(listening, "clients", command),
+                )
     typer.echo(
         f"served {done.tasks} clients: {done.samples:,} samples, {done.received / 1e6:,.1f} MB received, "
         f"{done.sent / 1e6:,.1f} MB of results sent"

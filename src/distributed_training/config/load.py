@@ -123,6 +123,11 @@ def export_dotenv(path: str | Path = ".env") -> None:
             os.environ.setdefault(name, value)
 
 
+def secret(name: str, dotenv: str | Path = ".env") -> str | None:
+    """A secret of another service, from the environment or .env: no setting, kept in no run and shown nowhere."""
+    return os.environ.get(name) or read_dotenv(Path(dotenv)).get(name) or None
+
+
 def environment_layers(variables: Mapping[str, str], where: str) -> list[Layer]:
     """One layer for each variable that is a setting."""
     layers: list[Layer] = []

@@ -136,6 +136,8 @@ class DataConfig:
     """Leave out the last, smaller batch of an epoch. Kept, it is weighted by its size."""
     preprocess: str | None = None
     """Import path of a function applied to each sample, `my_module:fn`. It may take a second argument `rng`."""
+    device_transform: str | None = None
+    """Import path of a function applied to each batch on the device, before `augment`: `my_module:fn`."""
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     """Batched random augmentation on the device."""
     num_workers: int = 0
@@ -159,7 +161,7 @@ class NetworkConfig:
     gpu_host: str = "127.0.0.1"
     """Address at which the GPU side listens; for loaders, that address or its pairing link. Environment: GPU_HOST."""
     cpu_host: str = "127.0.0.1"
-    """Address of the CPU server. Environment: CPU_HOST."""
+    """Address at which a loader listens (`dtrain feed --listen`). Environment: CPU_HOST."""
     port: int = 29500
     """Port of the GPU side; further ranks on its machine take the next ones. Environment: TRAINING_PORT."""
 
@@ -188,12 +190,24 @@ class FeedConfig:
     """Seconds that a loader tries to reach the GPU side before it gives up."""
     shared_memory: bool = True
     """Let a loader on the GPU side's own machine hand over batches in shared memory."""
+    ca_file: str = ""
+    """File of certificate authorities that vouch for a tunnel or proxy (wss://), in place of those of the system."""
+    checkpoints_home: Literal["auto", "on", "off"] = "auto"
+    """Checkpoints and metrics travel to the loader, below its `run.root`. auto: if the GPU side is another machine."""
+    max_checkpoint_mb: int = 65536
+    """The largest checkpoint that one side takes from the other."""
+    cache: Literal["off", "memory", "disk"] = "off"
+    """Keep samples on the GPU side, so that later epochs need no transfer. disk: below `run.root`, for a resume too."""
+    cache_mb: int = 4096
+    """Room that `cache` may take, for each rank. Shuffled samples are kept only if all of them fit."""
 
     def __post_init__(self) -> None:
         check_types(self, "feed")
         at_least("feed.memory_mb", self.memory_mb, 1)
         at_least("feed.loader_memory_mb", self.loader_memory_mb, 1)
         at_least("feed.max_steps_ahead", self.max_steps_ahead, 1)
+        at_least("feed.max_checkpoint_mb", self.max_checkpoint_mb, 1)
+        at_least("feed.cache_mb", self.cache_mb, 1)
         positive("feed.wait_for_loaders", self.wait_for_loaders)
         positive("feed.wait_for_server", self.wait_for_server)
 
@@ -323,7 +337,7 @@ class RunConfig:
     threads: int | None = None
     """CPU threads of torch. Left out: torch decides."""
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
-    """What is shown while training. auto: bars on a terminal, plain lines elsewhere."""
+    """What is shown while training. auto: bars on a terminal or in a notebook, plain lines elsewhere."""
     deadline: float = 300.0
     """Seconds that any wait may last before it becomes an error."""
     stop_after_steps: int | None = None

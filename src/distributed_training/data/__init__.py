@@ -4,6 +4,7 @@ from distributed_training.data.adapt import as_source
 from distributed_training.data.arrays import ArrayDataset
 from distributed_training.data.augment import ImageTransform
 from distributed_training.data.base import Batch, BatchSource, Dataset, KeyedDataset, Splits
+from distributed_training.data.encoded import DecodeImages
 from distributed_training.data.loader import Loader
 from distributed_training.data.plan import PLAN_VERSION, Plan
 from distributed_training.data.torch_dataset import PreprocessedDataset, as_dataset
@@ -14,6 +15,7 @@ __all__ = [
     "Batch",
     "BatchSource",
     "Dataset",
+    "DecodeImages",
     "ImageTransform",
     "KeyedDataset",
     "Loader",

@@ -16,7 +16,8 @@ from distributed_training.runtime.errors import DataError
 
 # Each use of randomness has a number of its own, so that a sample's crop says nothing about its flip.
 _CROP, _FLIP = 1, 2
-_IMAGE_KEYS = ("pixel_values", "images", "image", "inputs", "x")
+IMAGE_KEYS = ("pixel_values", "images", "image", "inputs", "x")
+"""What the images of a batch are called in a dict."""
 
 
 class ImageTransform:
@@ -37,7 +38,7 @@ class ImageTransform:
             values = [self._images(data[0], ids, epoch, training), *data[1:]]
             return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
         if isinstance(data, Mapping):
-            key = next((k for k in _IMAGE_KEYS if k in data), None)
+            key = next((k for k in IMAGE_KEYS if k in data), None)
             if key is not None:
                 return {**data, key: self._images(data[key], ids, epoch, training)}
         return data

@@ -29,6 +29,8 @@ class Dataset(ABC):
     """Number of classes where the targets are class labels."""
     classes: list[str] | None = None
     """Names of the classes, where they have names."""
+    input_shape: tuple[int, ...] | None = None
+    """Shape of a sample's input as the model will see it, where that is not the shape of the first tensor here."""
     sample_bytes: int | None = None
     """Size of a sample, where samples may be fetched for many steps at once: rows of tensors, each by itself."""
     sample_seconds: float = 0.0
@@ -193,6 +195,13 @@ class KeyedDataset(Dataset):
     @abstractmethod
     def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:
         """As `fetch`, each sample's random part a function of (key, its id) alone. The key stands for (seed, epoch)."""
+
+    def repeats(self, ids: np.ndarray) -> bool:
+        """Whether these samples are the same under every key, and beside whatever others they are fetched.
+
+        True only where that was seen: then those who keep samples need not fetch them again.
+        """
+        return False
 
     def fetch(self, ids: np.ndarray) -> Any:
         """The samples with a fixed key: what evaluation sees."""

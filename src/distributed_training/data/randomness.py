@@ -39,6 +39,21 @@ def seed_for_sample(key: int, sample: int) -> int:
     return seed
 
 
+def drew(load: Callable[[], Any]) -> bool:
+    """Whether this draws from the global generators. Their states are compared, which takes a while."""
+    with global_generators_kept():
+        seed_for_sample(_CONSTANT, 1)
+        before = _states()
+        load()
+        return _states() != before
+
+
+def _states() -> tuple[Any, ...]:
+    numpy = np.random.get_state(legacy=False)
+    state = (numpy["state"]["key"].tobytes(), numpy["state"]["pos"], numpy["has_gauss"])
+    return random.getstate(), state, torch.default_generator.get_state().numpy().tobytes()
+
+
 class GeneratorWatch:
     """Tells whether anybody drew from the global generators.
 

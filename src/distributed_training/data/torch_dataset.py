@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from distributed_training.data.arrays import ArrayDataset
 from distributed_training.data.base import Dataset, KeyedDataset
 from distributed_training.data.nested import map_tensors, tensors_in
 from distributed_training.data.plan import extend_key
-from distributed_training.data.randomness import claimed_generators, global_generators_kept, seed_for_sample
+from distributed_training.data.randomness import claimed_generators, drew, global_generators_kept, seed_for_sample
 from distributed_training.runtime.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
@@ -160,11 +160,26 @@ class TorchDataset(KeyedDataset):
         self._draws += 1
         return None
 
+    def repeats(self, ids: np.ndarray) -> bool:
+        own = (ids if self._index is None else self._index[ids]).tolist()
+        if self._whole_batches:
+            if drew(lambda: self._samples.__getitems__(own)):
+                return False
+        elif drew(lambda: [self._samples[sample] for sample in own]):
+            return False
+        if self._collate is collate_samples and not self._whole_batches:
+            return True
+        alone = [self.fetch_keyed(ids[at : at + 1], 0) for at in range(len(ids))]
+        return all(_same(_row(self.fetch_keyed(ids, 0), at), _row(one, 0)) for at, one in enumerate(alone))
+
     def fingerprint(self) -> str:
         digest = hashlib.sha256(f"{self.name}:{len(self)}".encode())
         for position in {0, len(self) // 2, len(self) - 1} if len(self) else ():
-            for tensor in tensors_in(self.fetch(np.array([position]))):
+            sample = self.fetch(np.array([position]))
+            for tensor in tensors_in(sample):
                 digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else b"")
+            for piece in _bytes_in(sample):
+                digest.update(piece)
         return digest.hexdigest()[:16]
 
 
@@ -196,6 +211,12 @@ class PreprocessedDataset(KeyedDataset):
                 rows.append(_call(self._function, _row(batch, row), what=what, **arguments))
         return _call(default_collate, rows, what=f"{self.name}: batching what it returned")
 
+    def repeats(self, ids: np.ndarray) -> bool:
+        if self._wants_rng or not repeats(self._dataset, ids):
+            return False
+        batch = fetch(self._dataset, ids, 0)
+        return not drew(lambda: [self._function(_row(batch, row)) for row in range(len(ids))])
+
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self._dataset.fingerprint()}:{self.name}".encode()).hexdigest()[:16]
 
@@ -203,6 +224,33 @@ class PreprocessedDataset(KeyedDataset):
 def fetch(dataset: Dataset, ids: np.ndarray, key: int) -> Any:
     """A batch of any dataset; the key matters only to those with a random part."""
     return dataset.fetch_keyed(ids, key) if isinstance(dataset, KeyedDataset) else dataset.fetch(ids)
+
+
+def repeats(dataset: Dataset, ids: np.ndarray) -> bool:
+    """Whether these samples of any dataset are the same in every epoch: see `KeyedDataset.repeats`."""
+    return dataset.repeats(ids) if isinstance(dataset, KeyedDataset) else True
+
+
+def _bytes_in(data: Any) -> Iterator[bytes]:
+    """Encoded samples of a nesting, in order."""
+    if isinstance(data, bytes):
+        yield data
+    elif isinstance(data, (tuple, list)):
+        for value in data:
+            yield from _bytes_in(value)
+    elif isinstance(data, Mapping):
+        for value in data.values():
+            yield from _bytes_in(value)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two samples are equal to the last bit."""
+    first, second = list(tensors_in(one)), list(tensors_in(other))
+    if list(_bytes_in(one)) != list(_bytes_in(other)):
+        return False
+    return len(first) == len(second) and all(
+        a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second)
+    )
 
 
 def _call(function: Callable[..., Any], *args: Any, what: str, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """A stream of bytes to one peer, plain or TLS, driven by one thread that others can wake.
 
-Which side dialled makes no difference here. Nothing blocks but `wait`, and that has a deadline.
+Which side dialled makes no difference here. Nothing blocks but `wait`, and that has a deadline. What is sent and
+received may be wrapped into messages on the way (`wrap`), which nobody who uses the channel notices.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import ssl
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 _MOST_VIEWS = 512  # of one sendmsg; the system's own limit is 1024
 _RECORD = 16 << 10  # bytes of a TLS record
@@ -38,17 +41,40 @@ def _close_inherited() -> None:
 os.register_at_fork(after_in_child=_close_inherited)
 
 
+Read = Callable[[list[memoryview]], int | None]
+"""Reads from the stream into one buffer after the other: as `Channel.receive_into`."""
+
+
+class Wrapping(Protocol):
+    """How the bytes of a stream are wrapped into messages (see `websocket`). Called by the thread of the channel."""
+
+    def receive_into(self, buffer: memoryview, read: Read) -> int | None:
+        """As `Channel.receive_into`, given what reads from the stream itself."""
+
+    def encode(self, views: list[memoryview]) -> list[memoryview]:
+        """Take some of the views, from the front, and give what is to be sent for them; empty where there is nothing.
+
+        What was given before is sent by now.
+        """
+
+    def farewell(self) -> bytes:
+        """What is said last."""
+
+
 class Channel:
     """One connection's socket. `wake` may be called by any thread; all else by the one that drives it."""
 
-    def __init__(self, sock: socket.socket, tls: ssl.SSLContext | None = None, *, serves: bool = False) -> None:
+    def __init__(
+        self, sock: socket.socket, tls: ssl.SSLContext | None = None, *, serves: bool = False, name: str | None = None
+    ) -> None:
+        """`name` is the host whose certificate is expected, where the TLS context asks authorities for that."""
         sock.setblocking(False)
         with suppress(OSError):  # not a TCP socket
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = _name_of(sock)
         self._tls = tls is not None
         if tls is not None:
-            sock = tls.wrap_socket(sock, server_side=serves, do_handshake_on_connect=False)
+            sock = tls.wrap_socket(sock, server_side=serves, do_handshake_on_connect=False, server_hostname=name)
         self._socket = close_in_children(sock)
         self._wanted_by_tls = 0
         self._wakes, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -60,6 +86,17 @@ class Channel:
         self._least = 1
         self._out: list[memoryview] = []
         self._sent = 0  # bytes of the first view that are gone
+        self._wrapping: Wrapping | None = None
+        self._bare: list[memoryview] = []  # to be wrapped
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether bytes are wrapped into messages."""
+        return self._wrapping is not None
+
+    def wrap(self, wrapping: Wrapping) -> None:
+        """From now on wrap what is sent, and unwrap what comes. Nothing may be waiting to be sent."""
+        self._wrapping = wrapping
 
     @property
     def own_address(self) -> str:
@@ -96,9 +133,16 @@ class Channel:
 
     def receive_into(self, buffer: memoryview) -> int | None:
         """Bytes that came; 0 at the end of the stream, None when there is nothing now."""
+        if self._wrapping is not None:
+            return self._wrapping.receive_into(buffer, self._read)
+        return self._read([buffer])
+
+    def _read(self, buffers: list[memoryview]) -> int | None:
         self._wanted_by_tls = 0
         try:
-            return self._socket.recv_into(buffer)
+            if len(buffers) > 1 and not self._tls:
+                return self._socket.recvmsg_into(buffers)[0]
+            return self._socket.recv_into(buffers[0])
         except (BlockingIOError, ssl.SSLWantReadError):
             return None
         except ssl.SSLWantWriteError:
@@ -109,22 +153,25 @@ class Channel:
 
     def queue(self, views: list[memoryview]) -> None:
         """Have these sent by `flush`."""
-        self._out += views
+        if self._wrapping is None:
+            self._out += views
+        else:
+            self._bare += views
 
     @property
     def pending(self) -> bool:
         """Whether something is still to be sent."""
-        return bool(self._out)
+        return bool(self._out or self._bare)
 
     @property
     def backlog(self) -> int:
         """Pieces that are still to be sent."""
-        return len(self._out)
+        return len(self._out) + len(self._bare)
 
     def flush(self) -> int:
         """Send what can be sent now; how many bytes that was."""
         total = 0
-        while self._out and total < _SEND_AT_ONCE:
+        while (self._out or self._encode()) and total < _SEND_AT_ONCE:
             try:
                 sent, wanted = self._send_some()
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
@@ -134,6 +181,12 @@ class Channel:
             if sent < wanted:  # to try again at once would cost much and send nothing
                 break
         return total
+
+    def _encode(self) -> bool:
+        """Wrap what is next; whether there is something."""
+        if self._wrapping is not None:
+            self._out += self._wrapping.encode(self._bare)
+        return bool(self._out)
 
     def _send_some(self) -> tuple[int, int]:
         """(bytes sent, bytes that were to be sent) of one call."""
@@ -218,9 +271,13 @@ class Channel:
 
     def close(self) -> None:
         """Let go of the connection. Safe to call twice."""
+        with suppress(OSError, ValueError):  # a TLS socket that is closed already says the latter
+            if self._wrapping is not None and not self.pending:
+                self._socket.send(self._wrapping.farewell())
         with suppress(OSError):
             self._socket.close()
         self._out.clear()
+        self._bare.clear()
         with self._closing:
             for end in (self._wakes, self._waker):
                 if end >= 0:
@@ -234,11 +291,11 @@ class Channel:
         self.wake()
 
 
-def dial(host: str, port: int, timeout: float, tls: ssl.SSLContext | None = None) -> Channel:
-    """Connect to a peer that listens."""
+def dial(host: str, port: int, timeout: float, tls: ssl.SSLContext | None = None, name: str | None = None) -> Channel:
+    """Connect to a peer that listens; `name` as for `Channel`."""
     sock = socket.create_connection((host, port), timeout=timeout)
     try:
-        return Channel(sock, tls)
+        return Channel(sock, tls, name=name)
     except BaseException:
         sock.close()
         raise

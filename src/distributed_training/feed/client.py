@@ -215,6 +215,10 @@ class _Line(Outbox):
         return (bool(self._frames) and not self._blocked) or self._channel.pending
 
     @property
+    def _link_is_slow(self) -> bool:
+        return self.sending  # what waits for credit may wait for the model
+
+    @property
     def has_room(self) -> bool:
         """Whether another batch may be put."""
         return self._held < self._memory

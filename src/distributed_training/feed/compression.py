@@ -1,7 +1,9 @@
-"""Compression of buffers, used only while it makes the link faster.
+"""Compression of buffers, used only while it makes batches arrive sooner.
 
-Whether it does is measured, not assumed: sending takes `size / bandwidth`; compressing first takes
-`size / speed + size * ratio / bandwidth`, of which the larger part counts, for the two overlap.
+Whether it does is measured, not assumed. A worker loads and compresses in one thread and sends in another one: a byte
+takes `max(loading, 1 / bandwidth)` as it is, and `max(loading + compressing, ratio / bandwidth)` compressed. Where
+loading is what all wait for, compressing would make it worse; on a slow link the codec that makes batches smallest is
+best, on a quicker one the quickest.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +21,7 @@ from distributed_training.wire import Batch, PackedBatch, PeerError, Reason
 
 _WORTH = 4 << 10  # smaller buffers stay as they are
 _GAIN = 1.15  # times faster, or it is not worth the heat
-_TRY_EVERY = 64  # batches between two attempts while it does not help
+_TRY_EVERY = 64  # batches between two attempts
 _SAMPLE = 256 << 10  # bytes that an attempt compresses
 
 
@@ -83,47 +85,73 @@ def decompress(batch: Batch) -> None:
         batch.decompressed(index, memory.data)
 
 
+class _Tried(NamedTuple):
+    """What a codec did to a sample of the batches."""
+
+    codec: Codec
+    seconds: float
+    """For each byte."""
+    ratio: float
+
+
 class Compressor:
-    """Decides, batch by batch, whether to compress, from what was measured."""
+    """Decides, batch by batch, whether to compress and how, from what was measured."""
 
     def __init__(self, codecs: frozenset[int], *, always: bool = False) -> None:
         self._always = always
-        known = [CODECS[number] for number in sorted(codecs) if number in CODECS]
-        self.codec: Codec | None = known[0] if known else None
+        self._codecs = [CODECS[number] for number in sorted(codecs) if number in CODECS]
         self.bandwidth: float | None = None
         """Bytes a second that the link takes, measured while all waited for it; None while nothing does."""
-        self._speed = self._ratio = 0.0
+        self._loading: float | None = None  # seconds for each byte
+        self._tried: list[_Tried] = []
         self._batches = 0
 
     def apply(self, packed: PackedBatch) -> bool:
         """Compress the buffers of a batch if that helps now."""
-        if self.codec is None or not (self._always or self._helps(packed)):
+        self._note_loading(packed)
+        codec = self._choose(packed)
+        if codec is None:
             return False
         for index, buffer in enumerate(packed.buffers):
             if len(buffer) >= _WORTH:
-                data = self.codec.compress(gathered(buffer))
+                data = codec.compress(gathered(buffer))
                 if len(data) < 0.9 * len(buffer):
-                    packed.compress(index, self.codec.number, memoryview(data))
+                    packed.compress(index, codec.number, memoryview(data))
         return packed.saved > 0
 
-    def _helps(self, packed: PackedBatch) -> bool:
-        """Whether the link would be faster with compression, as far as is known."""
-        if self.bandwidth is None:
-            return False
-        self._batches += 1
-        if self._batches % _TRY_EVERY == 1:
-            self._measure(packed)
-        if not self._speed:
-            return False
-        return min(self._speed, self.bandwidth / max(self._ratio, 1e-3)) > _GAIN * self.bandwidth
+    def _note_loading(self, packed: PackedBatch) -> None:
+        each = packed.head[4] / max(packed.size, 1)
+        self._loading = each if self._loading is None else 0.9 * self._loading + 0.1 * each
 
-    def _measure(self, packed: PackedBatch) -> None:
-        assert self.codec is not None
+    def _choose(self, packed: PackedBatch) -> Codec | None:
+        """The codec that makes batches arrive soonest, as far as is known; None where none does.
+
+        One thread loads and compresses while another one sends, so the slower of the two sets the pace.
+        """
+        if not self._codecs or (self.bandwidth is None and not self._always):
+            return None
+        if self._batches % _TRY_EVERY == 0:
+            self._try(packed)
+        self._batches += 1
+        if not self._tried:
+            return self._codecs[0] if self._always else None
+        if self.bandwidth is None:
+            return min(self._tried, key=lambda tried: tried.seconds).codec
+        loading, link = self._loading or 0.0, 1 / self.bandwidth
+        best = min(self._tried, key=lambda tried: max(loading + tried.seconds, link * tried.ratio))
+        pace = max(loading + best.seconds, link * best.ratio)
+        return best.codec if self._always or max(loading, link) > _GAIN * pace else None
+
+    def _try(self, packed: PackedBatch) -> None:
+        """See what each codec does to a piece of the largest buffer."""
         largest = max(packed.buffers, key=len)
         if len(largest) < _WORTH:
+            self._tried = []
             return
         sample = gathered(largest)[:_SAMPLE]
-        start = time.perf_counter()
-        size = len(self.codec.compress(sample))
-        self._speed = len(sample) / max(time.perf_counter() - start, 1e-9)
-        self._ratio = size / len(sample)
+        self._tried = []
+        for codec in self._codecs:
+            start = time.perf_counter()
+            size = len(codec.compress(sample))
+            seconds = max(time.perf_counter() - start, 1e-9)
+            self._tried.append(_Tried(codec, seconds / len(sample), size / len(sample)))

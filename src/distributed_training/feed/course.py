@@ -18,6 +18,7 @@ from distributed_training.data.steps import Block, read_blocks
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.feed.packing import RUN
 from distributed_training.feed.planning import EpochPlan, KeptPlan, facts_of
+from distributed_training.feed.repeating import sample_facts
 from distributed_training.feed.rows import row_bytes
 from distributed_training.runtime.errors import DataError
 from distributed_training.wire.fields import Fact
@@ -101,7 +102,7 @@ class Course:
     def all_facts(self) -> dict[str, Fact]:
         """What the GPU side is told when a worker joins."""
         held_out = {} if self.validation is None else {"validation_dataset": self.validation.dataset.fingerprint()}
-        return {**self.facts, **facts_of(self.plan), **held_out}
+        return {**self.facts, **facts_of(self.plan), **held_out, **sample_facts(self.train.dataset)}
 
     def pieces(self, epoch: int, first: int, last: int) -> list[Piece]:
         """The steps [first, last) of an epoch as the feed numbers them."""

@@ -47,9 +47,13 @@ class Window:
         self.delay = seconds if self.delay is None else min(seconds, 0.99 * self.delay + 0.01 * seconds)
 
     def target(self) -> int:
-        """Bytes that should be allowed to be on their way: twice what the link holds, and some frames."""
+        """Bytes that should be allowed to be on their way: twice what the link holds, and some frames.
+
+        Credit is renewed when half of it is used, and takes as long to get there as a byte. What is left then has to
+        last that long, in whole frames.
+        """
         link = 2 * self.bandwidth * (self.delay or 0.0)
-        return max(_FIRST, int(link), _FRAMES * self.largest)
+        return max(_FIRST, int(link) + _FRAMES * self.largest)
 
 
 class Credit:

@@ -20,7 +20,9 @@ _SAY_AT_ONCE = 5  # lines that may come together
 class Door:
     """Counts who is inside. Any thread may call it."""
 
-    def __init__(self, settings: FeedSettings, allow: str | Iterable[str] | None) -> None:
+    def __init__(self, settings: FeedSettings, allow: str | Iterable[str] | None, *, one_address: bool = False) -> None:
+        """`one_address`: all come from the proxy's address, so that it tells nothing."""
+        self._per_address = settings.connections if one_address else settings.per_address
         self._settings, self._allowed = settings, _allowed(allow)
         self._lock = threading.Lock()
         self._inside: Counter[str] = Counter()
@@ -37,7 +39,7 @@ class Door:
                 return f"only {', '.join(sorted(self._allowed))} may connect to this run"
             if self._half_open >= 2 * settings.half_open:  # those that were told to go have not gone yet
                 return f"{self._half_open} connections have not proved yet who they are"
-            if self._inside[host] >= settings.per_address:
+            if self._inside[host] >= self._per_address:
                 return f"{self._inside[host]} connections come from this address already"
             if sum(self._inside.values()) >= settings.connections:
                 return f"there are {settings.connections} connections already"

@@ -48,6 +48,8 @@ class Figures:
     reissued: int = 0
     refused: int = 0
     """Connections that were not let in."""
+    cached: int = 0
+    """Steps that were made of samples kept here, and needed no transfer."""
 
     @property
     def samples_per_second(self) -> float:
@@ -66,7 +68,8 @@ class Figures:
 
     def since(self, before: Figures) -> Figures:
         """What came since figures taken earlier; counts of what is there now stay as they are."""
-        counted = ("seconds", "steps", "samples", "bytes", "waited", "loading", "duplicates", "reissued", "refused")
+        counted = {"seconds", "steps", "samples", "bytes", "waited", "loading"}
+        counted |= {"duplicates", "reissued", "refused", "cached"}
         now, then = asdict(self), asdict(before)
         return Figures(**{name: value - then[name] if name in counted else value for name, value in now.items()})
 
@@ -95,5 +98,5 @@ class Figures:
         return (
             f"the network or the connection of the loaders: training waited in {self.wait_share:.1%} of the time while "
             f"workers spent only {busy:.0%} of it on loading, at {self.megabytes_per_second:.0f} MB/s; send smaller "
-            "types (uint8 instead of float32), or come nearer"
+            "types (uint8 instead of float32), keep samples on this side (feed.cache), or come nearer"
         )

@@ -19,6 +19,7 @@ from distributed_training.feed.arrivals import Arrival, BadSample, Peer
 from distributed_training.feed.credit import Credit
 from distributed_training.feed.figures import Counts, Figures
 from distributed_training.feed.horizon import Horizon
+from distributed_training.feed.keeping import Keeping
 from distributed_training.feed.planning import EpochPlan, PlannedIds, facts_of, plan_from
 from distributed_training.feed.sequencer import Sequencer
 from distributed_training.feed.settings import FeedSettings
@@ -63,8 +64,10 @@ class Hub:
         self._cancels: dict[str, list[Message]] = {}
         self._credit = Credit(settings.memory)
         self._horizon = Horizon(most=settings.max_steps_ahead)
+        self.keeping = Keeping(settings, lambda: self.share)
         self._sequencer: Sequencer[Arrival] | None = None
         self._ids: PlannedIds | None = None
+        self._plan_of_all: EpochPlan
         self._counts = Counts()
         self._largest = 0
         self._taken = 0  # bytes of what training took last
@@ -76,8 +79,9 @@ class Hub:
 
     def _use(self, plan: EpochPlan) -> None:
         self.plan, self.validation = plan.train, plan.validation
-        self._ids = PlannedIds(plan)
+        self._plan_of_all, self._ids = plan, PlannedIds(plan)
         self._sequencer = Sequencer(plan.steps, lease=self.settings.lease, shortest_lease=self.settings.shortest_lease)
+        self._sequencer.arriving = lambda worker: self._peers[worker].arriving
 
     @property
     def sequencer(self) -> Sequencer[Arrival]:
@@ -95,7 +99,12 @@ class Hub:
             refused = refusal(join, Expected(dataset=self.dataset, plan=PLAN_VERSION, facts=self._expected))
             if refused is None and self.plan is None:
                 refused = self._take_plan(join)
+            if refused is None and (error := self.keeping.open(self._plan_of_all, join)) is not None:
+                self._stop(error)  # a mistake in the settings of this side
+                refused = Refused(Reason.CONFIG, str(error))
             if refused is None:
+                if self.keeping.cache is not None:
+                    self.sequencer.have, self.sequencer.one_epoch = self.keeping.have, self.keeping.hopeful
                 self._take_facts(join)
                 self.dataset = join.dataset
                 self._peers[peer.name] = peer
@@ -122,6 +131,8 @@ class Hub:
         """What a loader says beside its plan is of use where nobody said it before."""
         if not self.told:
             self.told = dict(join.facts)
+        if "workers" in join.facts:  # of a loader that listens: it may have been started again with more
+            self.told["workers"] = join.facts["workers"]
         epochs = join.facts.get("epochs")
         if self.epochs is None and type(epochs) is int and epochs > 0:
             self.epochs = epochs
@@ -164,6 +175,8 @@ class Hub:
                     self._credit.waiting += arrival.size
                     self._largest = max(arrival.size, int(self._largest * 0.999))
                     self._last_arrival = now
+            self.keeping.publish(arrivals)
+            sequencer.one_epoch = self.keeping.hopeful
             self._horizon.bound(min(self.settings.max_steps_ahead, self._credit.steps(self._largest)))
             sequencer.horizon = self._horizon.steps
             for worker, lease in sequencer.cancelled():
@@ -186,20 +199,14 @@ class Hub:
     def sample_failed(self, peer: Peer, epoch: int, step: int, sample: int, text: str, *, final: bool = False) -> None:
         """A dataset raised on a sample: what training sees of it is for the setting to say, unless nothing is left."""
         bad = BadSample(epoch, step, sample, text, peer.name)
-        if self.on_bad_sample == "skip" and not final:
-            with self._lock:
-                if not any((b.epoch, b.step, b.sample) == (epoch, step, sample) for b in self.skipped):
-                    self.skipped.append(bad)
-                    logger.warning(
-                        "%s: sample %d left out of epoch %d, step %d: %s", peer.name, sample, epoch, step, text
-                    )
-            return
-        error = DataError(
-            f"sample {sample} cannot be loaded (epoch {epoch}, step {step}, by {peer.name}): {text}; repair it, or set "
-            "on_bad_sample=skip to train without such samples"
-        )
         with self._lock:
-            self.sequencer.put(epoch * self.sequencer.steps_per_epoch + step, Arrival(epoch, step, 0, error=error))
+            if self.on_bad_sample == "skip" and not final:
+                if not any(map(bad.is_that_of, self.skipped)):
+                    self.skipped.append(bad)
+                    logger.warning("%s", bad.as_skipped())
+                return
+            index = epoch * self.sequencer.steps_per_epoch + step
+            self.sequencer.put(index, Arrival(epoch, step, 0, error=bad.as_error()))
             self._lock.notify_all()
 
     def step_ids(self, epoch: int, step: int) -> np.ndarray:
@@ -240,8 +247,8 @@ class Hub:
                 if first:
                     messages.append(self._progress(sequencer, now))
                     first = False
-                rank, ranks = self.share.rank, self.share.ranks
-                messages.append(Lease(grant.lease, grant.epoch, grant.first, grant.last, rank, ranks, grant.seconds))
+                part, (lease, epoch, start, last, seconds) = self.keeping.lending, grant
+                messages.append(Lease(lease, epoch, start, last, part.rank, part.ranks, seconds))
         return messages
 
     def _progress(self, sequencer: Sequencer[Arrival], now: float) -> Progress:
@@ -320,14 +327,17 @@ class Hub:
             if not sequencer.ready:
                 self._wait(f"step {sequencer.position % sequencer.steps_per_epoch}", _GRACE if patient else 0.0)
             taken = sequencer.take(max(1, min(most, _FEW, self._horizon.steps // 8)))
-            self._taken = sum([arrival.size for _, arrival in taken])
+            here = [arrival for _, arrival in taken if arrival is not None]
+            self._taken = sum([arrival.size for arrival in here])
             self._counts.steps += len(taken)
-            self._counts.samples += sum([len(arrival.batch.ids) for _, arrival in taken if arrival.batch is not None])
+            self.keeping.served += len(taken) - len(here)
             self._horizon.delivered(len(taken), sequencer.depth, time.monotonic())
             sequencer.horizon = self._horizon.steps
             self._wake_hungry()
             self._wake_blocked()
-            return taken
+        arrivals = [(index, arrival or self.keeping.arrival(index)) for index, arrival in taken]
+        self._counts.samples += sum([len(arrival.batch.ids) for _, arrival in arrivals if arrival.batch is not None])
+        return arrivals
 
     def _wait(self, what: str, grace: float) -> None:
         """Until the next step is here. The lock is held, and let go while waiting."""
@@ -373,19 +383,17 @@ class Hub:
         """What happened so far."""
         with self._lock:
             counts, sequencer = self._counts, self._sequencer
+            counted = {name: getattr(counts, name) for name in ("steps", "samples", "bytes", "waited", "loading")}
+            if sequencer is not None:
+                counted |= {name: getattr(sequencer, name) for name in ("duplicates", "reissued")}
             return Figures(
+                **counted,
                 seconds=time.monotonic() - counts.since,
-                steps=counts.steps,
-                samples=counts.samples,
-                bytes=counts.bytes,
-                waited=counts.waited,
-                loading=counts.loading,
                 queue=sequencer.depth if sequencer is not None else 0,
                 horizon=self._horizon.steps,
                 loaders=len(self._peers),
                 shared=sum(peer.shared for peer in self._peers.values()),
-                duplicates=sequencer.duplicates if sequencer is not None else 0,
-                reissued=sequencer.reissued if sequencer is not None else 0,
+                cached=self.keeping.served,
             )
 
     @property

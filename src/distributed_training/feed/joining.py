@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from distributed_training._version import __version__
 from distributed_training.data.plan import PLAN_VERSION
-from distributed_training.feed.channel import Channel, dial
+from distributed_training.feed.channel import Channel
 from distributed_training.feed.compression import CODECS
+from distributed_training.feed.dialling import open_link
+from distributed_training.feed.http_upgrade import LostError, RefusedError
 from distributed_training.feed.pairing import PairingLink
 from distributed_training.feed.settings import LoaderSettings
 from distributed_training.feed.shared import host_id
-from distributed_training.feed.tls import check_fingerprint, client_context
 from distributed_training.runtime.errors import FeedError
 from distributed_training.wire import Connection, Lost, PeerError, Reason, Rejected, Role
 from distributed_training.wire.limits import DEFAULT_MAX_PAYLOAD
@@ -42,17 +43,9 @@ _REJECTIONS = {
     Reason.TOKEN_WRONG: "the token is not that of this run; take the pairing link that it prints now",
     Reason.VERSION: "it speaks another version of the protocol; install the same release on both sides",
 }
-
+_MOVED = ". If its tunnel is back under another address it has printed a new link: start this again with that one"
 
 _KINDS = {Role.WORKER: "loader", Role.CLIENT: "client"}
-
-
-class RefusedError(FeedError):
-    """The GPU side does not take this loader or client, and will not change its mind."""
-
-
-class LostError(FeedError):
-    """The connection is gone; another one may do better."""
 
 
 @dataclass
@@ -81,7 +74,8 @@ def join_patiently(
                 raise FeedError(f"gave up after {waited:.0f} s: {error}; is the GPU side running?") from None
             if waited > _SAY and not said:
                 said = True
-                logger.warning("%s; trying again for %.0f s", error, settings.patience)
+                moved = _MOVED if link.carrier == "ws" else ""
+                logger.warning("%s; trying again for %.0f s%s", error, settings.patience, moved)
             time.sleep(pause * random.uniform(0.5, 1.0))  # many workers must not come all at once
             pause = min(2 * pause, settings.longest_pause)
 
@@ -91,18 +85,12 @@ def join_server(
 ) -> Joined:
     """Connect. RefusedError where that makes no sense to try again, LostError where it does."""
     deadline = time.monotonic() + _CONNECT
+    channel, binding = open_link(link, _CONNECT, ca_file=settings.ca_file)
+    connection = guest_connection(role, link.token, binding, settings)
+    joined = Joined(channel, connection)
     try:
-        channel = dial(link.host, link.port, _CONNECT, client_context() if link.encrypted else None)
-    except OSError as error:
-        raise LostError(f"{link.address} cannot be reached: {error.strerror or error}") from None
-    try:
-        binding = b""
-        if link.encrypted:
-            binding = check_fingerprint(channel.shake_hands(deadline), link.fingerprint, link.address)
-        locate = (lambda *_: None) if settings.shared_memory else None  # nothing is ever sent to us that way
-        connection = Connection(role, token=link.token, binding=binding, locate=locate)
-        joined = Joined(channel, connection)
-        _shake_hands(joined, link, _join_message(facts, dataset, settings), deadline)
+        prove(joined, link, deadline)
+        say_join(joined, link, join_message(facts, dataset, settings), deadline)
         return joined
     except (OSError, PeerError) as error:
         channel.close()
@@ -112,35 +100,52 @@ def join_server(
         raise
 
 
-def _join_message(facts: dict[str, Fact], dataset: str, settings: LoaderSettings) -> Join:
+def guest_connection(role: Role, token: bytes | None, binding: bytes, settings: LoaderSettings) -> Connection:
+    """The guest's side of a conversation that begins."""
+    locate = (lambda *_: None) if settings.shared_memory else None  # nothing is ever sent to us that way
+    return Connection(role, token=token, binding=binding, locate=locate)
+
+
+def join_message(facts: dict[str, Fact], dataset: str, settings: LoaderSettings) -> Join:
+    """What a guest says of itself."""
     name = f"{platform.node()}/{os.getpid()}"
     codecs = tuple(CODECS) if settings.compression != "off" else ()
     host = host_id() if settings.shared_memory else ""
     return Join(name, __version__, dataset, PLAN_VERSION, facts, codecs, host, DEFAULT_MAX_PAYLOAD)
 
 
-def _shake_hands(joined: Joined, link: PairingLink, join: Join, deadline: float) -> None:
-    channel, connection, said = joined.channel, joined.connection, False
-    while not connection.is_open:
-        channel.queue(connection.data_to_send())
-        channel.flush()
-        size = channel.receive_into(connection.get_buffer())
-        if size is None:
-            channel.wait(deadline - time.monotonic())
-            if time.monotonic() > deadline:
-                raise LostError(f"{link.address} does not answer as this protocol wants it")
-            continue
-        if size == 0:
-            connection.receive_eof()
-        else:
-            connection.buffer_updated(size)
-        for event in connection.events():
-            _hear(joined, link, event)
-        if connection.authenticated and not said:
-            connection.send(join)
-            said = True
-        if connection.closed:
-            raise LostError(f"{link.address} ended the connection")
+def prove(joined: Joined, link: PairingLink, deadline: float) -> None:
+    """Prove the token to each other, by this time."""
+    while not joined.connection.authenticated:
+        _turn(joined, link, deadline)
+
+
+def say_join(joined: Joined, link: PairingLink, join: Join, deadline: float) -> None:
+    """Say what this side has, and be welcome, by this time."""
+    joined.connection.send(join)
+    while not joined.connection.is_open:
+        _turn(joined, link, deadline)
+
+
+def _turn(joined: Joined, link: PairingLink, deadline: float) -> None:
+    """Send what is due and hear what came, or wait for it."""
+    channel, connection = joined.channel, joined.connection
+    channel.queue(connection.data_to_send())
+    channel.flush()
+    size = channel.receive_into(connection.get_buffer())
+    if size is None:
+        channel.wait(deadline - time.monotonic())
+        if time.monotonic() > deadline:
+            raise LostError(f"{link.address} does not answer as this protocol wants it")
+        return
+    if size == 0:
+        connection.receive_eof()
+    else:
+        connection.buffer_updated(size)
+    for event in connection.events():
+        _hear(joined, link, event)
+    if connection.closed:
+        raise LostError(f"{link.address} ended the connection")
 
 
 def _hear(joined: Joined, link: PairingLink, event: Event) -> None:

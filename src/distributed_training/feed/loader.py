@@ -18,7 +18,9 @@ import torch
 from distributed_training.data.base import Dataset
 from distributed_training.data.plan import Plan
 from distributed_training.data.randomness import claim_generators
+from distributed_training.feed.answering import HomeDoor
 from distributed_training.feed.course import Course, Part
+from distributed_training.feed.homecoming.home import Home
 from distributed_training.feed.pairing import PairingLink
 from distributed_training.feed.settings import LoaderSettings
 from distributed_training.feed.worker import Board, Work, Worker
@@ -66,7 +68,7 @@ class _Process:
     """A worker process as its parent sees it."""
 
     number: int
-    link: PairingLink
+    link: PairingLink | HomeDoor
     board: Board
     process: Any
     errors: int
@@ -78,6 +80,8 @@ class _Process:
 class Loader:
     """Batches of a dataset for a GPU side elsewhere. Several links are the ranks of a job, which share the workers.
 
+    In place of links, a `HomeDoor`: the GPU side dials, and the workers await it there. The caller closes that.
+
     With `validation` it also brings held-out samples after the training steps of every epoch. `facts` are told to the
     GPU side along with the plan: the number of epochs, for one, where that side has no config of its own.
     """
@@ -86,20 +90,24 @@ class Loader:
         self,
         dataset: Dataset,
         plan: Plan,
-        link: str | PairingLink | Sequence[str | PairingLink],
+        link: str | PairingLink | HomeDoor | Sequence[str | PairingLink],
         *,
         workers: int = 1,
         settings: LoaderSettings | None = None,
         on_figures: Callable[[LoaderFigures], None] | None = None,
         validation: tuple[Dataset, Plan] | None = None,
         facts: Mapping[str, Fact] | None = None,
+        home: Home | None = None,
     ) -> None:
-        links = [link] if isinstance(link, (str, PairingLink)) else list(link)
+        """`home` is where a copy of the run is kept; the first worker writes it."""
+        links: list[str | PairingLink | HomeDoor]
+        links = [link] if isinstance(link, (str, PairingLink, HomeDoor)) else list(link)
         if workers < len(links):
             raise FeedError(f"{workers} loader workers for {len(links)} ranks; each rank needs at least one")
         held_out = Part(*validation) if validation is not None else None
-        course = Course(Part(dataset, plan), held_out, dict(facts or {}))
-        self._work = Work(course, dataset.fingerprint(), course.all_facts(), settings or LoaderSettings())
+        told = {"workers": workers} if isinstance(link, HomeDoor) else {}  # so many connections are to be dialled
+        course = Course(Part(dataset, plan), held_out, {**(facts or {}), **told})
+        self._work = Work(course, dataset.fingerprint(), course.all_facts(), settings or LoaderSettings(), home)
         self._links = [PairingLink.parse(one) if isinstance(one, str) else one for one in links]
         self._workers, self._on_figures = workers, on_figures
         self._processes: list[_Process] = []
@@ -166,7 +174,7 @@ class Loader:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         process = self._context.Process(
             target=_main,
-            args=(self._work, link, board, writing, os.getpid()),
+            args=(self._work, link, board, writing, os.getpid(), number),
             name=f"dtrain feed worker {number}",
         )
         with garbage_stays_here():
@@ -230,7 +238,7 @@ def _read(end: int) -> str:
         return ""
 
 
-def _main(work: Work, link: PairingLink, board: Board, errors: int, parent: int) -> None:
+def _main(work: Work, link: PairingLink | HomeDoor, board: Board, errors: int, parent: int, number: int) -> None:
     """The worker process."""
     end_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
@@ -244,7 +252,7 @@ def _main(work: Work, link: PairingLink, board: Board, errors: int, parent: int)
     claim_generators()
     sys.setswitchinterval(_SWITCH)
     try:
-        Worker(work, link, board).run()
+        Worker(work, link, board, receives=number == 0).run()
     except DistributedTrainingError as error:
         os.write(errors, str(error)[:_TEXT].encode())
         sys.exit(_FINAL if isinstance(error, FeedError) else error.exit_code)

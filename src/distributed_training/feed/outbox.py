@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distributed_training.feed.joining import Joined, LostError
+from distributed_training.feed.link_rate import LinkRate
 from distributed_training.feed.pairing import PairingLink
 from distributed_training.runtime.errors import DistributedTrainingError
-from distributed_training.wire import Lost, PackedBatch, PeerError, Reason
+from distributed_training.wire import Chunk, Lost, PackedBatch, PeerError, Reason
 from distributed_training.wire.messages import (
+    BlobDone,
+    BlobOffer,
+    BlobPull,
     Blocked,
     Cancel,
     Credit,
@@ -31,6 +35,8 @@ from distributed_training.wire.messages import (
 )
 
 if TYPE_CHECKING:
+    from distributed_training.feed.answering import HomeDoor
+    from distributed_training.feed.homecoming.receiver import Receiver
     from distributed_training.wire.events import Event
 
 logger = logging.getLogger(__name__)
@@ -56,7 +62,15 @@ class Outbox:
     at once. To wake another thread for each frame takes the interpreter from loading, again and again.
     """
 
-    def __init__(self, joined: Joined, link: PairingLink, memory: int, silence: float) -> None:
+    def __init__(
+        self,
+        joined: Joined,
+        link: PairingLink | HomeDoor,
+        memory: int,
+        silence: float,
+        home: Receiver | None = None,
+    ) -> None:
+        """`home` hears what is said about the run's files, and may have some to send itself."""
         self._thread = threading.Thread(target=self._run, name=f"feed to {link.address}", daemon=True)
         self._channel, self._connection = joined.channel, joined.connection
         self._address, self._memory, self._silence = link.address, min(memory, _READY), silence
@@ -66,8 +80,7 @@ class Outbox:
         self.progress = Progress(0, 0, 0, 0, 0, 0)
         self.facts = joined.facts
         self.finished = False
-        self.bandwidth: float | None = None
-        """Bytes a second, measured while sending was what everything waited for."""
+        self._link = LinkRate()
         self._leases: deque[Lease] = deque()
         self._cancelled: set[int] = set()
         self._frames: deque[Frame] = deque()
@@ -80,8 +93,7 @@ class Outbox:
         self._heard = time.monotonic()
         self._blocked = 0
         self._left = 0.0
-        self._stuck = 0.0
-        self._unsent = 0
+        self._home = home
         for event in joined.early:
             self._event(event)
 
@@ -90,6 +102,11 @@ class Outbox:
     def start(self) -> None:
         """Begin to send and to hear."""
         self._thread.start()
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes a second that the link takes, measured while all else waited for it."""
+        return self._link.rate
 
     @property
     def codecs(self) -> frozenset[int]:
@@ -117,6 +134,10 @@ class Outbox:
         with self._changed:
             self._messages.append(message)
         self._send_here()
+
+    def wake(self) -> None:
+        """Have the thread look for something to send."""
+        self._channel.wake()
 
     def put(self, frame: Frame) -> None:
         """Have a frame sent; waits while too much is held already."""
@@ -246,6 +267,9 @@ class Outbox:
                 self._finish()
         elif isinstance(event, Goodbye):
             self._said_goodbye(event)
+        elif isinstance(event, (BlobOffer, BlobPull, BlobDone, Chunk)):
+            if self._home is not None:
+                self._home.hear(event)
         elif isinstance(event, Lost):
             raise LostError(f"{self._address} ended the connection")
         elif isinstance(event, Error):
@@ -273,27 +297,32 @@ class Outbox:
                 connection.send(self._messages.popleft())
             channel.queue(connection.data_to_send())
             self._flush()
-            if channel.pending or not connection.is_open or not self._queue_frame():
+            if channel.pending or not connection.is_open or not (self._queue_frame() or self._queue_chunk()):
                 break
+        self._link.note(time.monotonic(), self.sent_bytes, self._link_is_slow)
         if self._closing and not self._left and connection.is_open:
             self._left = time.monotonic()
             connection.send(Goodbye(Reason.DONE, ""))
             channel.queue(connection.data_to_send())
             channel.flush()
 
+    @property
+    def _link_is_slow(self) -> bool:
+        """Whether something waits for the link; credit comes as fast as the link does, too."""
+        return self._channel.pending or bool(self._frames)
+
     def _flush(self) -> None:
-        """Send, and see how fast the link takes it where that is what holds up all else."""
-        before = time.monotonic()
-        sent = self._channel.flush()
-        self.sent_bytes += sent
-        if self._channel.pending:
-            self._stuck = self._stuck or before
-            self._unsent += sent
-        elif self._stuck:
-            seconds, size = time.monotonic() - self._stuck, self._unsent + sent
-            rate = size / max(seconds, 1e-6)
-            self.bandwidth = rate if self.bandwidth is None else 0.8 * self.bandwidth + 0.2 * rate
-            self._stuck, self._unsent = 0.0, 0
+        self.sent_bytes += self._channel.flush()
+
+    def _queue_chunk(self) -> bool:
+        """Hand the next part of a file to the connection, if one was asked for and credit allows."""
+        sending = self._home.sending if self._home is not None else None
+        room = self._connection.sending.available
+        if self._closing or sending is None or sending.over or room <= 0:
+            return False
+        self._connection.send_chunk(sending.blob, *sending.next(room))
+        self._channel.queue(self._connection.data_to_send())
+        return True
 
     def _queue_frame(self) -> bool:
         """Hand the next frame to the connection, if credit allows. Frames of leases taken back are dropped."""

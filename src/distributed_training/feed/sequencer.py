@@ -10,16 +10,18 @@ once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 
 _LEASE_SPAN = 0.2  # seconds of work in one lease
+_HELD_SPAN = 1.0  # and in all leases of a worker: more than any link needs to ask for the next one
 _LONGEST = 64  # steps in one lease
 _AT_ONCE = 3  # leases' worth of steps that a worker may hold: one being loaded, one on its way, one in hand
 _LATE = 4.0  # times what a lease should take
+_PATIENCE = 4.0  # times longer where something of it is coming
 _HOLDERS = 3  # workers that may be busy with one step at a time
 _MEASURED, _AT_FIRST = 0.05, 0.005  # seconds over which a speed is measured; until then leases are of one step
 
@@ -40,6 +42,8 @@ class _Lease:
     worker: _Worker
     open: set[int]
     expires: float
+    latest: float
+    """When it is late even if something of it is coming."""
     expired: bool = False
 
 
@@ -69,6 +73,12 @@ class Sequencer(Generic[Item]):
         """Items that came when another had come before."""
         self.reissued = 0
         """Steps that were lent again because they did not come in time, or because their holder left."""
+        self.arriving: Callable[[str], bool] = lambda worker: False
+        """Whether a batch of this worker is coming just now: on a slow link it must not be lent to others for that."""
+        self.have: Callable[[int], bool] | None = None
+        """Whether a step can be had without a worker: then it is never lent, and its item is None."""
+        self.one_epoch = False
+        """Whether steps of later epochs are not to be lent yet: what comes now may make them needless."""
         self._unmeasured, self._shortest = lease, shortest_lease
         self._items: dict[int, Item] = {}
         self._holders: dict[int, list[_Lease]] = {}
@@ -95,14 +105,27 @@ class Sequencer(Generic[Item]):
 
     @property
     def _limit(self) -> int:
-        return min(self.position + self.horizon, self.end)
+        limit = min(self.position + self.horizon, self.end)
+        if self.one_epoch:
+            limit = min(limit, (self.position // self.steps_per_epoch + 1) * self.steps_per_epoch)
+        return limit
 
-    def take(self, most: int) -> list[tuple[int, Item]]:
-        """(index, item) of the next steps that are here, at most so many."""
+    def _had(self, index: int) -> bool:
+        """Whether a step needs no worker."""
+        return self.have is not None and index < self.end and self.have(index)
+
+    def take(self, most: int) -> list[tuple[int, Item | None]]:
+        """(index, item) of the next steps that are here, at most so many.
+
+        One that needs no worker is the last, with None: it has to be made, and nobody has room for many of these.
+        """
         items, at = self._items, self.position
-        taken: list[tuple[int, Item]] = []
+        taken: list[tuple[int, Item | None]] = []
         while len(taken) < most and at in items:
             taken.append((at, items.pop(at)))
+            at += 1
+        if len(taken) < most and self._had(at):
+            taken.append((at, None))
             at += 1
         self.position = at
         return taken
@@ -115,7 +138,7 @@ class Sequencer(Generic[Item]):
     @property
     def ready(self) -> bool:
         """Whether the next step is here."""
-        return self.position in self._items
+        return self.position in self._items or self._had(self.position)
 
     def items(self) -> Iterable[Item]:
         """What is here, in no order."""
@@ -231,14 +254,19 @@ class Sequencer(Generic[Item]):
     # -- lending
 
     def _share(self, own: _Worker) -> int:
-        """How many steps a worker may hold: its part of the horizon by speed, the mean where that is not known."""
+        """How many steps a worker may hold: its part of the horizon by speed, the mean where that is not known.
+
+        But no more than some seconds' worth. Workers that share a slow link would else bring, each from its own part of
+        a long horizon, what is needed much later at the expense of what is needed next.
+        """
         if len(self._workers) == 1:
             return self.horizon
         known = [w.speed for w in self._workers.values() if w.speed is not None]
         mean = sum(known) / len(known) if known else 1.0
         total = sum([w.speed if w.speed is not None else mean for w in self._workers.values()])
         part = (own.speed if own.speed is not None else mean) / total if total > 0 else 1.0
-        return max(2, round(self.horizon * part))
+        most = self.horizon * part
+        return max(2, round(most if own.speed is None else min(most, own.speed * _HELD_SPAN)))
 
     def _chunk(self, own: _Worker) -> int:
         """Steps in one lease: some tenths of a second of work, so that a worker that is lost takes little with it."""
@@ -257,7 +285,8 @@ class Sequencer(Generic[Item]):
             holders = self._holders.get(index, [])
             if index >= self._limit:
                 break
-            if index < self.position or index in self._items or len(holders) >= _HOLDERS or index in picked[-1:]:
+            needless = index < self.position or index in self._items or self._had(index)
+            if needless or len(holders) >= _HOLDERS or index in picked[-1:]:
                 heapq.heappop(self._again)
             elif any(lease.worker is own for lease in holders):
                 aside.append(heapq.heappop(self._again))
@@ -274,15 +303,18 @@ class Sequencer(Generic[Item]):
         """Neighbouring steps of one epoch that nobody has had yet."""
         limit = self._limit
         at = max(self._fresh, self.position)
-        while at < limit and (at in self._items or at in self._holders):
+        while at < limit and self._cared_for(at):
             at += 1
         first = at
-        while at < limit and at - first < most and at not in self._items and at not in self._holders:
+        while at < limit and at - first < most and not self._cared_for(at):
             at += 1
             if not at % self.steps_per_epoch:
                 break
         self._fresh = at
         return list(range(first, at))
+
+    def _cared_for(self, index: int) -> bool:
+        return index in self._items or index in self._holders or self._had(index)
 
     def _lend(self, own: _Worker, indexes: list[int], now: float) -> Grant:
         if not own.held:  # it had nothing to do: that time does not count
@@ -295,7 +327,7 @@ class Sequencer(Generic[Item]):
         again = max([len(self._holders.get(index, [])) for index in indexes])
         seconds *= 2**again  # if all are this slow, it must not go round and round
         self._numbers += 1
-        lease = _Lease(self._numbers, own, set(indexes), now + seconds)
+        lease = _Lease(self._numbers, own, set(indexes), now + seconds, now + _PATIENCE * seconds)
         own.leases[lease.number] = lease
         for index in indexes:
             self._holders.setdefault(index, []).append(lease)
@@ -306,7 +338,9 @@ class Sequencer(Generic[Item]):
         """Steps of leases that are late may be lent again; whoever held them may still bring them."""
         for own in self._workers.values():
             for lease in own.leases.values():
-                if lease.expires <= now and not lease.expired:
+                if lease.expires <= now < lease.latest and self.arriving(own.name):
+                    lease.expires = min(now + self._shortest, lease.latest)
+                elif lease.expires <= now and not lease.expired:
                     lease.expired = True
                     own.stalled = len(self._workers) > 1
                     own.speed = None if own.speed is None else own.speed / 2

@@ -1,7 +1,8 @@
 """The GPU side of one connection: a thread that takes a guest from its first byte to its last.
 
-Before the peer has proved that it belongs to this run it gets a few seconds and a few hundred bytes, no more. What is
-said after that depends on who it is: `guests` says how the three kinds plug in here.
+Before the peer has proved that it belongs to this run it gets a few seconds and a few hundred bytes, no more (a few
+thousand where it asks for a WebSocket by HTTP, as tunnels do: the first byte tells). What is said after that depends on
+who it is: `guests` says how the three kinds plug in here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 from distributed_training.feed.channel import Channel
 from distributed_training.feed.credit import Window
 from distributed_training.feed.guests import Guest, MakeGuest
+from distributed_training.feed.http_upgrade import GUEST_CALLS, answer_upgrade
 from distributed_training.feed.settings import FeedSettings
 from distributed_training.feed.shared import Segments
 from distributed_training.runtime.errors import DistributedTrainingError, FeedError
@@ -24,6 +26,7 @@ from distributed_training.wire.messages import Error, Goodbye, Join, Ping, Pong,
 
 if TYPE_CHECKING:
     from distributed_training.feed.buffers import BufferPool
+    from distributed_training.feed.calling import Caller
     from distributed_training.feed.door import Door
     from distributed_training.wire.events import Event
 
@@ -31,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 4096  # pieces that wait to be sent to a peer that does not read
 _LEAVING = 2.0  # seconds that a peer has to say goodbye
+_MOMENT = 1.0  # seconds without a byte after which nothing is coming just now
+_GET = ord("G")  # an HTTP request; our own frames begin otherwise
 _LONGEST = 1000  # characters of what a peer said that are logged
 _OWN = frozenset({Ping, Pong, Goodbye, Lost, Error, Authenticated, Join})
 """Events that are the same for every guest."""
@@ -48,7 +53,7 @@ class Session:
         token: bytes | None,
         fingerprint: bytes,
         pool: BufferPool,
-        door: Door,
+        door: Door | Caller,
         on_end: Callable[[Session], None],
     ) -> None:
         self.name = self.peer = channel.peer
@@ -57,6 +62,8 @@ class Session:
         self.settings = settings
         self.window = Window()
         self.admitted = self.proved = self.aborted = False
+        self.failure: Exception | None = None
+        """Why it ended, unless by a goodbye."""
         self._channel, self._guests, self._door, self._on_end = channel, guests, door, on_end
         self._guest: Guest | None = None
         self._segments = Segments() if settings.shared_memory else None
@@ -72,6 +79,7 @@ class Session:
         self._next_ping = 0.0
         self._pings = 0
         self._ending: Goodbye | None = None
+        self._opening = True
         self._left = 0.0
         self._burst, self._burst_since = 0, 0.0
 
@@ -82,6 +90,8 @@ class Session:
     def end(self, goodbye: Goodbye) -> None:
         """Say goodbye, from another thread."""
         self._ending = goodbye
+        if self._opening:  # there is nobody yet to say it to
+            self._channel.abort()
         self._channel.wake()
 
     def abort(self) -> None:
@@ -105,6 +115,11 @@ class Session:
         return self._segments is not None
 
     @property
+    def arriving(self) -> bool:
+        """Whether a part of a payload is here, and more of it was heard of a moment ago. Any thread may ask."""
+        return self.connection.missing > 0 and time.monotonic() - self._heard < _MOMENT
+
+    @property
     def leaving(self) -> bool:
         """Whether one of the two sides has said goodbye."""
         return bool(self._left)
@@ -113,11 +128,14 @@ class Session:
         """Drive the connection until it ends, whatever happens."""
         try:
             self._channel.shake_hands(self._started + self.settings.authentication)
+            self._opening = False
             self._drive()
         except PeerError as error:
+            self.failure = error
             self._refused(f"{error}")
             self._say_last()
         except (OSError, DistributedTrainingError) as error:
+            self.failure = error
             self._refused(f"{type(error).__name__}: {error}")
         except Exception:
             logger.exception("%s: the connection failed on this side", self.peer)
@@ -147,6 +165,7 @@ class Session:
 
     def _drive(self) -> None:
         connection, channel, answered = self.connection, self._channel, False
+        first = not channel.wrapped
         while not connection.closed:
             size = channel.receive_into(connection.get_buffer())
             if size is None:
@@ -162,11 +181,22 @@ class Session:
             else:
                 self._heard = time.monotonic()
                 self._burst += size
+                if first:
+                    first = False
+                    if connection.get_buffer()[0] == _GET:
+                        self._upgrade(bytes(connection.get_buffer()[:size]))
+                        continue
                 connection.buffer_updated(size)
             if self._take_events():
                 self._answer()
                 answered = True
         self._say_last()
+
+    def _upgrade(self, ahead: bytes) -> None:
+        """The first bytes are those of an HTTP request: the frames come in the messages of a WebSocket."""
+        self._opening = True
+        answer_upgrade(self._channel, self._started + self.settings.authentication, ahead, GUEST_CALLS)
+        self._opening = False
 
     def _take_events(self) -> bool:
         """Deal with what arrived; whether there was anything."""
@@ -272,7 +302,9 @@ class Session:
             raise FeedError("it does not read what is sent to it")
 
     def _burst_over(self) -> None:
-        """Nothing more is there to read now: so many bytes came without a pause."""
+        """Nothing more is there to read now: so many bytes came without a pause, but for those of a slow link."""
+        if self.connection.missing:
+            return  # in the midst of a payload it is the link that takes its time
         now = time.monotonic()
         if self._burst > 1 << 18:
             self.window.measured(self._burst, now - self._burst_since)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from distributed_training.runtime.errors import ConfigError
@@ -40,10 +41,25 @@ class FeedSettings:
     """When a dataset raises on a sample: end training naming it, or train without it and write it down."""
     shared_memory: bool = True
     """Whether a loader on this machine may hand over batches in shared memory."""
+    cache: Literal["off", "memory", "disk"] = "off"
+    """Whether and where samples are kept, so that later epochs need no transfer."""
+    cache_bytes: int = 4096 * MEBI
+    """Bytes that kept samples may take."""
+    cache_folder: Path | None = None
+    """Where they are kept on disk."""
+    checkpoints_home: Literal["auto", "on", "off"] = "auto"
+    """Whether a loader that wants it gets a copy of the run. auto: one on another machine."""
+    max_checkpoint: int = 65536 * MEBI
+    """Bytes of the largest checkpoint that is taken from a loader."""
+    ca_file: str = ""
+    """Certificates of the authorities that vouch for a tunnel's, in place of those that the system knows; where this
+    side dials."""
 
     def __post_init__(self) -> None:
         if self.memory < MEBI:
             raise ConfigError(f"memory={self.memory}: a feed needs at least 1 MiB for its batches")
+        if self.cache == "disk" and self.cache_folder is None:
+            raise ConfigError("cache=disk needs a cache_folder")
         for name in ("deadline", "absence", "authentication", "silence", "lease", "shortest_lease"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be more than 0 seconds, not {getattr(self, name)}")
@@ -66,3 +82,5 @@ class LoaderSettings:
     """Compress while it makes the link measured faster, whenever it makes batches smaller, or never."""
     shared_memory: bool = True
     """Hand over batches in shared memory where the GPU side is on this machine."""
+    ca_file: str = ""
+    """Certificates of the authorities that vouch for a tunnel's, in place of those that the system knows."""

@@ -67,7 +67,7 @@ def check_fingerprint(certificate: bytes, expected: str | None, peer: str) -> by
     seen = fingerprint_of(certificate)
     if expected is not None and seen != expected:
         raise FeedError(
-            f"{peer} shows a certificate with fingerprint {seen[:16]}..., the pairing link says {expected[:16]}...: "
+            f"{peer} shows a certificate with fingerprint {seen[:16]}..., the link says {expected[:16]}...: "
             "it is another server, or somebody stands between; take the link that the GPU side prints now"
         )
     return bytes.fromhex(seen)

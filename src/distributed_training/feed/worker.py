@@ -12,9 +12,12 @@ import numpy as np
 
 from distributed_training.data.base import Share
 from distributed_training.data.steps import Block
+from distributed_training.feed.answering import HomeDoor
 from distributed_training.feed.compression import Compressor
 from distributed_training.feed.course import Course, Piece
-from distributed_training.feed.joining import LostError, join_patiently
+from distributed_training.feed.homecoming.home import Home
+from distributed_training.feed.homecoming.receiver import Receiver
+from distributed_training.feed.joining import Joined, LostError, join_patiently
 from distributed_training.feed.outbox import Frame, Outbox
 from distributed_training.feed.packing import RUN, pack
 from distributed_training.feed.pairing import PairingLink
@@ -62,26 +65,33 @@ class Work:
     facts: dict[str, Fact]
     """What the GPU side is told of plan and data."""
     settings: LoaderSettings
+    home: Home | None = None
+    """Where a copy of the run is kept. One worker writes it for all."""
 
 
 class Worker:
     """Runs in a process of its own. Holds no state that is worth saving: any step can be loaded by any worker."""
 
-    def __init__(self, work: Work, link: PairingLink, board: Board) -> None:
+    def __init__(self, work: Work, link: PairingLink | HomeDoor, board: Board, *, receives: bool = False) -> None:
+        """`receives`: this is the worker that writes the copy of the run, where one is kept."""
         self._course, self._settings = work.course, work.settings
         self._fingerprint, self._facts = work.fingerprint, work.facts
         self._link, self._board = link, board
+        self._home, self._receives = work.home, receives
         self._batches = self._bytes = 0
         self._loading = 0.0
 
     def run(self) -> None:
         """Work until the GPU side says that the run is over."""
         while True:
-            joined = join_patiently(self._link, self._facts, self._fingerprint, self._settings)
-            outbox = Outbox(joined, self._link, self._settings.memory, self._settings.silence)
+            facts, receiver = self._prepare_home()
+            joined = self._join({**self._facts, **facts})
+            outbox = Outbox(joined, self._link, self._settings.memory, self._settings.silence, receiver)
             self._board.set("connected", 1.0)
             try:
                 outbox.start()
+                if receiver is not None:
+                    receiver.start(outbox.send, outbox.wake)
                 self._work(outbox)
                 return
             except LostError as error:
@@ -89,8 +99,25 @@ class Worker:
             finally:
                 self._board.set("connected", 0.0)
                 outbox.close()
+                if receiver is not None:
+                    receiver.close()
                 self._batches += outbox.sent_batches
                 self._bytes += outbox.sent_bytes
+
+    def _join(self, facts: dict[str, Fact]) -> Joined:
+        """Be welcome at the GPU side: dial it, or await its call."""
+        if isinstance(self._link, HomeDoor):
+            return self._link.join(facts, self._fingerprint, self._settings)
+        return join_patiently(self._link, facts, self._fingerprint, self._settings)
+
+    def _prepare_home(self) -> tuple[dict[str, Fact], Receiver | None]:
+        """What the GPU side is told of the copy that is kept here, and what writes it on the next connection."""
+        if self._home is None:
+            return {}, None
+        if not self._receives:
+            return self._home.facts(False), None
+        kept = self._home.kept()
+        return self._home.facts(True, kept), Receiver(self._home, kept)
 
     def _work(self, outbox: Outbox) -> None:
         """One connection's work."""

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distributed_training._version import __version__
-from distributed_training.data.base import Batch
+from distributed_training.data.base import Batch, Share
 from distributed_training.data.nested import split_sizes
 from distributed_training.feed.arrivals import Arrival
 from distributed_training.feed.compression import CODECS, decompress
 from distributed_training.feed.guests import Guest
+from distributed_training.feed.homecoming.courier import Courier
+from distributed_training.feed.homecoming.guest import HomeGuest
 from distributed_training.feed.hub import Hub
 from distributed_training.feed.shared import host_id
 from distributed_training.feed.tensors import as_tensor
@@ -41,19 +45,30 @@ logger = logging.getLogger(__name__)
 class WorkerGuest(Guest):
     """A loader worker, and what the hub needs to know of it (see `arrivals.Peer`)."""
 
-    def __init__(self, session: Session, hub: Hub) -> None:
+    def __init__(self, session: Session, hub: Hub, courier: Courier) -> None:
         super().__init__(session)
         self.name, self.window, self.wake = session.name, session.window, session.wake
         self.shared = False
-        self._hub = hub
+        self._hub, self._courier = hub, courier
+        self._home: HomeGuest | None = None
         self._arrivals: list[Arrival] = []
         self._failed: dict[tuple[int, int], set[int]] = {}  # samples that it could not load
         self._last_failure: SampleFailed | None = None
 
+    @property
+    def arriving(self) -> bool:
+        """Whether it is in the midst of sending a batch."""
+        return self.session.arriving
+
     def admit(self, join: Join) -> Welcome | Refused:
+        told, join = join.facts, replace(join, facts={k: v for k, v in join.facts.items() if not k.startswith("home")})
+        receives = self._courier.wants(told, self._hub.share.ranks)  # before training can see that it is here
         refused = self._hub.admit(self, join)
         if refused is not None:
             return refused
+        if receives:
+            self._home = HomeGuest(self.session, self._courier, told)
+            self._courier.join(self._home)
         self.shared = self.session.shares_memory and join.host == host_id() and bool(join.host)
         codecs = tuple(sorted(set(join.codecs) & CODECS.keys()))
         facts: dict[str, Fact] = {"on_bad_sample": self._hub.on_bad_sample}
@@ -74,6 +89,8 @@ class WorkerGuest(Guest):
             self._hub.blocked(self, event.size)
         elif isinstance(event, SampleFailed):
             self._sample_failed(event)
+        elif self._home is not None:
+            self._home.hear(event)
 
     def heard(self) -> None:
         total = self.session.connection.receiving.received
@@ -84,18 +101,25 @@ class WorkerGuest(Guest):
     def speak(self, now: float) -> None:
         for message in self._hub.orders(self):
             self.session.connection.send(message)
+        if self._home is not None:
+            self._home.speak()
+
+    def patience(self) -> float:
+        return self._home.patience() if self._home is not None else math.inf
 
     def farewell(self) -> None:
         self.session.connection.send(NoWork(Work.FINISHED, 0.0))
 
     def gone(self) -> None:
         self._hub.leave(self)
+        if self._home is not None:
+            self._home.gone()
 
     # -- batches
 
     def _check(self, batch: WireBatch) -> None:
-        share, last = self._hub.share, batch.step + batch.steps
-        if (batch.rank, batch.ranks) != (share.rank, share.ranks) or last > self._hub.steps_per_epoch:
+        share, last = Share(batch.rank, batch.ranks), batch.step + batch.steps
+        if not self._hub.keeping.expects(share) or last > self._hub.steps_per_epoch:
             raise PeerError(
                 f"a batch of step {last - 1} for rank {batch.rank} of {batch.ranks}, which nobody asked for"
             )
@@ -104,27 +128,30 @@ class WorkerGuest(Guest):
 
     def _run(self, run: WireBatch) -> list[Arrival]:
         """Neighbouring steps that came in one piece, each a view of its rows."""
-        hub, share, epoch = self._hub, self._hub.share, run.epoch
+        hub, share, epoch = self._hub, Share(run.rank, run.ranks), run.epoch
         whole = hub.run_ids(epoch, run.step, run.steps)
         own = [ids[share.rows(len(ids))] for ids in whole] if share.ranks > 1 else whole
         rows = len(run.buffers[0]) // 8 // run.steps
         if any(len(ids) != rows for ids in own) or bytes(run.buffers[0]) != b"".join([ids.data for ids in own]):
             raise self._not_planned(run)
         size, seconds = run.raw_size // run.steps, run.seconds / run.steps
-        parts = split_sizes(run.data(as_tensor), [rows] * run.steps)
+        data = run.data(as_tensor)
+        hub.keeping.keep(run.step, own, data)
+        parts = split_sizes(data, [rows] * run.steps)
         return [
-            Arrival(epoch, step, size, seconds, share.batch(ids, part))
+            Arrival(epoch, step, size, seconds, hub.keeping.own(share, ids, part))
             for step, (ids, part) in enumerate(zip(whole, parts), run.step)
         ]
 
     def _arrival(self, batch: WireBatch) -> Arrival:
         """A batch of tensors that are views of the memory it was received into; its ids are those of the plan."""
-        hub, share = self._hub, self._hub.share
+        hub, share = self._hub, Share(batch.rank, batch.ranks)
         step_ids = hub.step_ids(batch.epoch, batch.step)
         ids = step_ids[share.rows(len(step_ids))] if share.ranks > 1 else step_ids
         data = batch.data(as_tensor)
         if bytes(batch.buffers[0]) == ids.tobytes():
-            whole = share.batch(step_ids, data)
+            hub.keeping.keep(batch.step, [ids], data)
+            whole = hub.keeping.own(share, step_ids, data)
         else:
             rest = self._without_failed(batch, ids)
             whole = Batch(rest, data, skipped=ids[~np.isin(ids, rest)])

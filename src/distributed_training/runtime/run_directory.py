@@ -52,6 +52,16 @@ class RunDirectory:
         return self.path / "job"
 
     @property
+    def identity_file(self) -> Path:
+        """Names the run, whatever its folder is called: all copies of it have the same one."""
+        return self.path / "id"
+
+    @property
+    def home_file(self) -> Path:
+        """There where the folder is the copy that a loader keeps of a run on a GPU side; who writes it holds a lock."""
+        return self.path / ".home"
+
+    @property
     def report(self) -> Path:
         """Folder of the plots and the HTML page."""
         return self.path / "report"
@@ -140,6 +150,8 @@ def newest_run(config: Config, any_job: bool = False) -> RunDirectory | None:
         return named if named.config_file.is_file() else None
     files = sorted(root.glob("*/config.yaml"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     for run in (RunDirectory(file.parent) for file in files):
+        if run.home_file.exists():  # the copy of a run elsewhere, which may still go on there
+            continue
         try:
             saved = run.load_config()
         except DistributedTrainingError as error:  # of another version, or cut off by a crash: no reason to stop here

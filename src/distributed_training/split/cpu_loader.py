@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,11 @@ from distributed_training.config.load import config_from_environment
 from distributed_training.data import Dataset, Loader, Plan, PreprocessedDataset, as_source
 from distributed_training.feed.loader import LoaderFigures
 from distributed_training.feed.pairing import PairingLink, decode_token
+from distributed_training.feed.tunnels import Tunnel
 from distributed_training.runtime.errors import ConfigError, DataError
 from distributed_training.split.feeding import Feeding
 from distributed_training.split.gpu_trainer import VARIABLES
+from distributed_training.split.home_listening import HomeListening
 from distributed_training.split.listening import links_to
 from distributed_training.split.seen import sample_progress
 from distributed_training.split.settings import client_options
@@ -88,14 +91,42 @@ class CPULoader:
         """Load until the GPU side says that the training is over.
 
         Args:
-            gpu_host: a pairing link, or an address; left out, `network.gpu_host` (environment: GPU_HOST).
-            gpu_port: left out, `network.port` (environment: TRAINING_PORT).
+            gpu_host: a pairing link, or an address (also https://NAME or wss://NAME/PATH of a tunnel); left out,
+                `network.gpu_host` (environment: GPU_HOST).
+            gpu_port: left out, `network.port` (environment: TRAINING_PORT); 443 for a tunnel.
             epochs: how long to train, where the GPU side does not say that itself.
             token: the secret that both sides know, where `gpu_host` is an address off this machine.
         """
         facts = {"epochs": epochs} if epochs is not None else {}
         feeding = Feeding(self.data, self._held_out, self.num_workers, facts)
         return feeding.run(self._links(gpu_host, gpu_port, token), self.config)
+
+    def listen_for_gpu(
+        self,
+        host: str | None = None,
+        port: int | None = None,
+        epochs: int | None = None,
+        *,
+        token: str | None = None,
+        tunnel: str | Tunnel | None = None,
+    ) -> LoaderFigures:
+        """Load for a GPU side that calls, where that is easier than to be called: it prints a pairing link for
+        `GPUTrainer.connect` or `dtrain serve --connect`, and ends when the training does.
+
+        Args:
+            host: address to listen at, 0.0.0.0 for all; left out, `network.cpu_host` (environment: CPU_HOST).
+            port: left out, `network.port` (environment: TRAINING_PORT).
+            epochs: how long to train, where the GPU side does not say that itself.
+            token: the secret that both sides know; left out, one is made, and kept for the next time.
+            tunnel: be called through a tunnel: auto, cloudflared, ngrok, ngrok:tcp, ssh:user@host, the URL of one that
+                leads to the port already, or a tunnel from `distributed_training.feed.tunnels`.
+        """
+        known = decode_token(token) if token is not None else None
+        facts = {"epochs": epochs} if epochs is not None else {}
+        feeding = Feeding(self.data, self._held_out, self.num_workers, facts)
+        with closing(HomeListening(self.config, host, port, known, tunnel)) as listening:
+            listening.announce()
+            return feeding.run(listening.door, self.config)
 
     def run_validation(
         self,

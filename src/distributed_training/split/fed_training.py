@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from distributed_training.split.expected import ExpectedTime
+from distributed_training.split.homecoming import Homecoming
 from distributed_training.split.listening import Listening
 from distributed_training.training import Trainer, TrainingResult
 
@@ -25,12 +27,19 @@ def train_from_feed(
     """
     server = listening.server
     source = server.source()
-    finished = False
+    finished, expected = False, ExpectedTime(source)
+    homecoming = Homecoming(trainer, server, source)
     try:
         held_out = val_data if val_data is not None else source.validation()
         wanted = epochs if epochs is not None else server.hub.epochs
-        result = trainer.train(source, held_out, epochs=wanted, scheduler=scheduler, resume=resume)
+        if listening.world.rank == 0:
+            trainer.callbacks.append(expected)
+        start = homecoming.begin(resume)
+        result = trainer.train(source, held_out, epochs=wanted, scheduler=scheduler, resume=start)
+        homecoming.finish()
         finished = result.status != "interrupted"
         return result
     finally:
+        trainer.callbacks[:] = [callback for callback in trainer.callbacks if callback is not expected]
+        homecoming.close()
         listening.close(finished=finished)  # else loaders wait for this side to come back

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -9,8 +10,10 @@ from typing import TYPE_CHECKING
 from distributed_training.config import Config
 from distributed_training.data import Loader as LocalLoader
 from distributed_training.feed import Loader
+from distributed_training.feed.answering import HomeDoor
 from distributed_training.feed.loader import LoaderFigures
 from distributed_training.feed.pairing import PairingLink
+from distributed_training.split.homecoming import home_for, say_where
 from distributed_training.split.screen import LoaderScreen
 from distributed_training.split.settings import loader_settings
 from distributed_training.training.job import load_data, make_plan, sample_shape
@@ -29,17 +32,19 @@ class Feeding:
     facts: Mapping[str, Fact] = field(default_factory=dict)
     """What the GPU side is told beside the plan."""
 
-    def run(self, links: list[PairingLink], config: Config) -> LoaderFigures:
-        """Load until the training is over."""
+    def run(self, links: list[PairingLink] | HomeDoor, config: Config) -> LoaderFigures:
+        """Load until the training is over, for the GPU side at these links or for the one that calls at a door."""
+        ranks = len(links) if isinstance(links, list) else 1  # of a GPU side that calls: not known
         plan, held_out = self.train.plan, self.validation
         epochs = self.facts.get("epochs")
         screen = LoaderScreen(
             config.run.progress,
             plan.steps_per_epoch,
-            plan.batch_size / len(links),
+            plan.batch_size / ranks,
             self.workers,
             epochs if isinstance(epochs, int) else None,
         )
+        home, began = home_for(config, self.train), time.time()
         loader = Loader(
             self.train.dataset,
             plan,
@@ -49,11 +54,14 @@ class Feeding:
             on_figures=screen,
             validation=(held_out.dataset, held_out.plan) if held_out is not None else None,
             facts={**facts_for_model(self.train), **self.facts},
+            home=home,
         )
         try:
             return loader.run()
         finally:
             screen.close(loader.figures())
+            if home is not None and config.run.progress != "off":
+                say_where(home, began)
 
 
 def feeding_from(config: Config, ranks: int = 1) -> Feeding:

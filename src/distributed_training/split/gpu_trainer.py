@@ -12,10 +12,11 @@ from torch.optim import Optimizer
 
 from distributed_training.config import Config
 from distributed_training.config.load import config_from_environment
-from distributed_training.feed.pairing import decode_token, is_loopback
+from distributed_training.data.device_transform import Transform
+from distributed_training.feed.pairing import PairingLink, decode_token, is_loopback
 from distributed_training.runtime.errors import ConfigError
 from distributed_training.split.fed_training import train_from_feed
-from distributed_training.split.listening import Address, Listening, listen
+from distributed_training.split.listening import Address, Listening, link_to_loader, listen
 from distributed_training.split.screen import summary
 from distributed_training.training import Callback, Trainer, TrainingResult
 from distributed_training.training.forms import Criterion
@@ -64,6 +65,7 @@ class GPUTrainer:
         self._port = config.network.port if port is None else port
         self._host = host
         self._token = decode_token(token) if token is not None else None
+        self._loader: PairingLink | None = None
         self._trainer: Trainer | None = None
         self._listening: Listening | None = None
 
@@ -78,10 +80,12 @@ class GPUTrainer:
         metrics: Mapping[str, Any] | None = None,
         run_dir: str | Path | bool | None = None,
         strategy: str | None = None,
+        device_transform: Transform | None = None,
     ) -> None:
         """Say what to train: with the config's optimizer at this learning rate, or with one of your own.
 
-        The other arguments are those of `Trainer`.
+        `device_transform` is applied to every batch here, on the device, so that samples can travel as uint8 or
+        encoded. The other arguments are those of `Trainer`, too.
         """
         if optimizer is not None and learning_rate is not None:
             raise ConfigError("setup_model: give learning_rate or optimizer, not both; the optimizer has a rate itself")
@@ -100,6 +104,7 @@ class GPUTrainer:
             metrics=metrics,
             run_dir=run_dir,
             strategy=strategy,
+            device_transform=device_transform,
         )
 
     @property
@@ -136,7 +141,7 @@ class GPUTrainer:
         again = str(resume or self.config.checkpoint.resume) != "never"
         listening = self._listening = listen(self.config, self._address(cpu_host), again=again, epochs=epochs)
         try:
-            listening.announce(command="CPULoader.start_loading(gpu_host=...) with")
+            self._announce(listening)
             given = {"epochs": epochs, "val_data": val_data, "scheduler": scheduler, "resume": resume}
             result = train_from_feed(trainer, listening, **given)
         finally:
@@ -144,6 +149,27 @@ class GPUTrainer:
         if trainer.strategy.rank == 0 and trainer.config.run.progress != "off":
             sys.stderr.write("\n".join(summary(listening.figures, listening.world.size)) + "\n")
         return result
+
+    def connect(
+        self,
+        link: str | PairingLink,
+        *,
+        epochs: int | None = None,
+        val_data: Any = None,
+        scheduler: Any = None,
+        resume: str | Path | None = None,
+    ) -> TrainingResult:
+        """Dial a loader that listens (`CPULoader.listen_for_gpu`, `dtrain feed --listen`), and train on what it brings.
+
+        Args:
+            link: the pairing link that it prints.
+            epochs, val_data, scheduler, resume: as for `start_training`.
+        """
+        self._loader = link_to_loader(link)
+        try:
+            return self.start_training(epochs=epochs, val_data=val_data, scheduler=scheduler, resume=resume)
+        finally:
+            self._loader = None
 
     def start_service(
         self,
@@ -175,9 +201,15 @@ class GPUTrainer:
         if self._trainer is not None:
             self._trainer.close()
 
+    def _announce(self, listening: Listening) -> None:
+        """Say how to connect."""
+        listening.announce(command="CPULoader.start_loading(gpu_host=...) with")
+
     def _address(self, cpu_host: str | Iterable[str] | None) -> Address:
         hosts = None if cpu_host is None else [cpu_host] if isinstance(cpu_host, str) else list(cpu_host)
         host = self._host or self.config.network.gpu_host
+        if self._loader is not None:
+            return Address(host, self._port, connect=self._loader)
         if self._host is None and hosts and not all(map(is_loopback, hosts)) and is_loopback(host):
             host = "0.0.0.0"
         return Address(host, self._port, self._token, hosts)

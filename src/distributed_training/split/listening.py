@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from distributed_training.config import Config
 from distributed_training.data.base import Share
 from distributed_training.feed import FeedServer, Figures
-from distributed_training.feed.pairing import PairingLink, addresses_of, is_loopback, parse_links
+from distributed_training.feed.pairing import WEB_PORT, PairingLink, addresses_of, is_loopback, parse_links
 from distributed_training.runtime.errors import ConfigError
 from distributed_training.runtime.group import exchange
 from distributed_training.runtime.world import World, read_world
@@ -35,6 +35,12 @@ class Address:
     token: bytes | None = None
     allow: str | Iterable[str] | None = None
     """The only hosts that may connect."""
+    behind_proxy: bool = False
+    """A tunnel or proxy leads to `host`, which is this machine: a token is needed all the same."""
+    encrypted: bool = False
+    """Whether it passes on bytes as they are, so that the server needs a certificate of its own."""
+    connect: PairingLink | None = None
+    """Do not listen, but dial this loader, which does."""
 
 
 @dataclass
@@ -44,6 +50,8 @@ class Listening:
     server: FeedServer
     links: list[PairingLink]
     world: World
+    calls: bool = False
+    """Whether this side dials a loader; `links` is then the way to that."""
     _last: Figures | None = None
 
     @property
@@ -64,6 +72,10 @@ class Listening:
     def announce(self, what: str = "loaders", command: str = "dtrain feed CONFIG --to") -> None:
         """Say on the screen how to connect. On rank 0 only, for all ranks."""
         if self.world.rank:
+            return
+        if self.calls:
+            sys.stderr.write(f"calling the loader at {self.links[0].address}\n")
+            sys.stderr.flush()
             return
         lines = [f"waiting for {what}: {command} '{self.link}'"]
         if any(is_loopback(link.host) for link in self.links):
@@ -92,12 +104,18 @@ def listen(
         service: what serves validation or inference, instead of training.
     """
     world = read_world()
+    settings = feed_settings(config, world.size)
+    if address.connect is not None:
+        server = FeedServer(epochs=epochs, settings=settings, service=service, facts=facts, call=address.connect)
+        server.hub.share = Share(world.rank, world.size)
+        return Listening(server, [address.connect], world, calls=True)
     port = address.port + world.local_rank if address.port else 0
-    host, name = _where(address.host)
+    host, name = where_to_listen(address.host)
     token, certificate = address.token, None
-    if not is_loopback(host):
+    if address.behind_proxy or not is_loopback(host):
         identity = identity_for(config.run.root, port, again=again or world.attempt > 0, token=token)
-        token, certificate = identity.token, identity.certificate
+        token = identity.token
+        certificate = identity.certificate if address.encrypted or not is_loopback(host) else None
     server = FeedServer(
         epochs=epochs,
         host=host,
@@ -105,7 +123,8 @@ def listen(
         token=token,
         certificate=certificate,
         allow=address.allow,
-        settings=feed_settings(config, world.size),
+        behind_proxy=address.behind_proxy,
+        settings=settings,
         service=service,
         facts=facts,
     )
@@ -119,11 +138,11 @@ def listen(
     return Listening(server, links, world)
 
 
-def _where(host: str) -> tuple[str, str | None]:
-    """(address to listen at, name that loaders call). An address that is not ours leads here some other way."""
+def where_to_listen(host: str, setting: str = "network.gpu_host") -> tuple[str, str | None]:
+    """(address to listen at, name that others call). An address that is not ours leads here some other way."""
     if "://" in host:
         raise ConfigError(
-            "network.gpu_host is a pairing link, which is for loaders; the GPU side needs the address to listen at"
+            f"{setting} is a pairing link, which is for the other side; this one needs the address to listen at"
         )
     if host in _ANYWHERE:
         return host or "0.0.0.0", None
@@ -145,10 +164,22 @@ def _is_ours(address: str) -> bool:
 def links_to(
     gpu_host: str | PairingLink | None, gpu_port: int | None, token: bytes | None, config: Config
 ) -> list[PairingLink]:
-    """The GPU side that a loader was told to call: a pairing link, or host and port; left out, those of the config."""
+    """The GPU side that a loader was told to call: a pairing link, the address of a tunnel, or host and port; left out,
+    those of the config. At port 443 there is a tunnel."""
     if isinstance(gpu_host, PairingLink):
         return [gpu_host]
-    host = gpu_host or config.network.gpu_host
+    host, port = gpu_host or config.network.gpu_host, gpu_port or config.network.port
     if "://" in host:
-        return parse_links(host)
-    return [PairingLink(host, gpu_port or config.network.port, token)]
+        return parse_links(host, token)
+    return [PairingLink(host, port, token, carrier="ws" if port == WEB_PORT else "tcp")]
+
+
+def link_to_loader(link: str | PairingLink) -> PairingLink:
+    """The link of a loader that listens, as its person has given it."""
+    found = PairingLink.parse(link) if isinstance(link, str) else link
+    if found.carrier != "ws":
+        raise ConfigError(
+            f"{found!r} is not the link of a loader that listens (dtrain+ws://...); it is printed by `dtrain feed "
+            "CONFIG --listen` or CPULoader.listen_for_gpu"
+        )
+    return found

@@ -7,8 +7,11 @@ import time
 from typing import Any
 
 from distributed_training.feed.figures import Figures
+from distributed_training.feed.forecast import Forecast
 from distributed_training.feed.loader import LoaderFigures
-from distributed_training.training.progress import console
+from distributed_training.split.expected import say
+from distributed_training.training.notebook import Area, bar
+from distributed_training.training.progress import console, kind_of_display
 
 _LINE_EVERY, _RATES_EVERY = 10.0, 1.0  # seconds
 _BUSY = 0.7
@@ -21,6 +24,8 @@ def summary(figures: Figures, ranks: int = 1) -> list[str]:
     whose = f" of rank 0 of {ranks}" if ranks > 1 else ""
     lines = [f"  feed               {figures.samples:,} samples{whose} at {rates}; {waited}"]
     lines.append(f"  bottleneck         {figures.bottleneck()}")
+    if figures.cached:
+        lines.append(f"  cache              {figures.cached:,} of {figures.steps:,} steps needed no transfer")
     if figures.reissued or figures.duplicates:
         twice = f"{figures.duplicates} that came twice were used once"
         lines.append(f"  made good          {figures.reissued} steps were lent again, {twice}")
@@ -28,7 +33,7 @@ def summary(figures: Figures, ranks: int = 1) -> list[str]:
 
 
 class LoaderScreen:
-    """Shows what a loader does: a bar on a terminal, a line now and then elsewhere."""
+    """Shows what a loader does: a bar on a terminal or in a notebook, a line now and then elsewhere."""
 
     def __init__(self, kind: str, steps: int, samples: float, workers: int, epochs: int | None = None) -> None:
         """
@@ -39,8 +44,10 @@ class LoaderScreen:
             workers: processes that load.
             epochs: how many will be trained, if that is known.
         """
-        self._kind = kind if kind != "auto" else "bar" if sys.stderr.isatty() else "plain"
+        self._kind = kind_of_display(kind)
+        self._area = Area()
         self._steps, self._samples, self._workers, self._epochs = steps, samples, workers, epochs
+        self._forecast = Forecast(max(1, steps), round(steps * samples))
         self._all = f"{workers} worker{'s' if workers > 1 else ''}"
         self._began = self._shown = time.monotonic()
         self._batches = self._bytes = 0
@@ -49,12 +56,21 @@ class LoaderScreen:
 
     def __call__(self, figures: LoaderFigures) -> None:
         """Show figures; called about twice a second."""
-        every = _RATES_EVERY if self._kind == "bar" else _LINE_EVERY
+        every = _LINE_EVERY if self._kind == "plain" else _RATES_EVERY
         due = time.monotonic() - self._shown >= every
+        trained = figures.epoch * self._steps + min(figures.step, self._steps)
+        if (line := self._forecast.look(time.monotonic(), trained, figures.bytes)) is not None:
+            say(line, self._kind)
         if due:
             self._measure(figures)
         if self._kind == "bar":
             self._draw(figures)
+        elif self._kind == "notebook" and self._area.due:
+            self._area.show(
+                bar(
+                    min(figures.step, self._steps), self._steps, f"loading, epoch {self._epoch(figures)}  {self._rates}"
+                )
+            )
         elif self._kind == "plain" and due:
             self._say(f"epoch {figures.epoch + 1}  step {figures.step}  {self._rates}")
 
@@ -96,6 +112,8 @@ class LoaderScreen:
             self._bar = Progress(*columns, TextColumn("{task.fields[figures]}"), console=console())
             self._task = self._bar.add_task("", total=self._steps, epoch="", figures="")
             self._bar.start()
-        of = f"/{self._epochs}" if self._epochs else ""
-        step, epoch = min(figures.step, self._steps), f"{figures.epoch + 1}{of}"
+        step, epoch = min(figures.step, self._steps), self._epoch(figures)
         self._bar.update(self._task, completed=step, epoch=epoch, figures=self._rates)
+
+    def _epoch(self, figures: LoaderFigures) -> str:
+        return f"{figures.epoch + 1}/{self._epochs}" if self._epochs else f"{figures.epoch + 1}"

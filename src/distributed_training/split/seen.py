@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from distributed_training.training.progress import console
+from distributed_training.training.notebook import Area, bar
+from distributed_training.training.progress import console, kind_of_display
 
 OnProgress = Callable[[int, int], None]
 """Called with (samples done, samples in all)."""
@@ -18,9 +19,8 @@ _FEW = 0.1  # part of the time that is not worth a word
 
 @contextmanager
 def sample_progress(kind: str) -> Iterator[OnProgress | None]:
-    """As `run.progress`: a bar on a terminal, a line now and then elsewhere, or nothing."""
-    if kind == "auto":
-        kind = "bar" if sys.stderr.isatty() else "plain"
+    """As `run.progress`: a bar on a terminal or in a notebook, a line now and then elsewhere, or nothing."""
+    kind = kind_of_display(kind)
     if kind == "bar":
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -33,10 +33,24 @@ def sample_progress(kind: str) -> Iterator[OnProgress | None]:
                 bar.update(task, completed=done, total=total, rate=f"{rate:,.0f}")
 
             yield draw
+    elif kind == "notebook":
+        yield _Notebook()
     elif kind == "plain":
         yield _Lines()
     else:
         yield None
+
+
+class _Notebook:
+    """A bar below the cell."""
+
+    def __init__(self) -> None:
+        self._area, self._start = Area(), time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._area.due or done == total:
+            rate = done / max(time.monotonic() - self._start, 1e-9)
+            self._area.show(bar(done, total, f"{done:,} of {total:,} samples  {rate:,.0f} samples/s"))
 
 
 class _Lines:

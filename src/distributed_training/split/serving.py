@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from distributed_training.config import Config
 from distributed_training.runtime.errors import FeedError
 from distributed_training.split.fed_training import train_from_feed
-from distributed_training.split.listening import Address, Listening, listen
+from distributed_training.split.listening import Address, Listening, link_to_loader, listen
 from distributed_training.training import TrainingResult
 from distributed_training.training.job import build_trainer
 
 if TYPE_CHECKING:
+    from distributed_training.split.tunnelling import Tunnelling
     from distributed_training.wire.fields import Fact
 
 
@@ -23,7 +24,17 @@ class Serving:
     and must have this config's batch size, seed and order.
     """
 
-    def __init__(self, config: Config, *, port: int | None = None, allow: Iterable[str] | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        port: int | None = None,
+        allow: Iterable[str] | None = None,
+        tunnelling: Tunnelling | None = None,
+        connect: str | None = None,
+    ) -> None:
+        """With `tunnelling`, which is closed with this, it listens behind a tunnel instead of at an address.
+        `connect` is the link of a loader that listens: this side dials it."""
         network, training, data = config.network, config.training, config.data
         self.config = config
         facts: dict[str, Fact] = {
@@ -32,12 +43,24 @@ class Serving:
             "shuffle": data.shuffle,
             "drop_last": data.drop_last,
         }
-        address = Address(network.gpu_host, network.port if port is None else port, allow=allow)
+        port, self._tunnelling = network.port if port is None else port, tunnelling
+        address = Address(network.gpu_host, port, allow=allow)
+        if tunnelling is not None:
+            address = tunnelling.address(port, allow=allow)
+        if connect is not None:
+            address = Address(network.gpu_host, port, connect=link_to_loader(connect))
         again = config.checkpoint.resume != "never"
         self.listening: Listening = listen(config, address, again=again, epochs=training.epochs, facts=facts)
         self.leads = self.listening.world.rank == 0
         self.finished = False
         """Whether the training came to its end."""
+
+    def announce(self) -> None:
+        """Say on the screen how loaders connect; opens the tunnel, if there is one."""
+        if self._tunnelling is not None:
+            self._tunnelling.lead_to(self.listening)
+        else:
+            self.listening.announce()
 
     def train(self) -> TrainingResult:
         """Wait for the first loader, then train."""
@@ -55,6 +78,8 @@ class Serving:
     def close(self) -> None:
         """Stop listening. Loaders that are still there wait for this side to come back."""
         self.listening.close(finished=False)
+        if self._tunnelling is not None:
+            self._tunnelling.close()
 
     def __enter__(self) -> Serving:
         return self

@@ -13,7 +13,10 @@ from torch.optim import Optimizer
 from distributed_training.config import Config
 from distributed_training.data.augment import ImageTransform
 from distributed_training.data.base import Batch
+from distributed_training.data.device_transform import DeviceTransform, Transform
 from distributed_training.data.nested import to_device
+from distributed_training.data.sources import device_part
+from distributed_training.runtime.imports import import_object
 from distributed_training.strategies.base import StepSettings, Strategy
 from distributed_training.training.forms import Answer, Criterion, Forms
 
@@ -28,6 +31,7 @@ class Engine:
         strategy: Strategy,
         criterion: Criterion | None,
         config: Config,
+        device_transform: Transform | None = None,
     ) -> None:
         training = config.training
         settings = StepSettings(
@@ -42,17 +46,29 @@ class Engine:
         """What the forward pass calls: the user's model, perhaps wrapped or compiled."""
         self.autocast = strategy.autocast()
         self._forms = Forms(model, criterion, training.loss)
+        self._own_transform = _own_transform(config, device_transform, strategy)
         self._transform = ImageTransform(config.data.augment, training.seed)
         self._moves = strategy.device.type != "cpu"
         self.batch: Batch | None = None
         """The batch that was placed last."""
 
     def place(self, batch: Batch, epoch: int = 0, *, training: bool = False) -> Any:
-        """The batch's data on the device, images transformed there; augmented only in training."""
+        """The batch's data on the device, transformed there; augmented only in training."""
         self.batch = batch
         data = to_device(batch.data, self.strategy.device) if self._moves else batch.data
+        if self._own_transform is not None:
+            data = self._own_transform(data, batch.ids, epoch, training=training)
         return self._transform(data, batch.ids, epoch, training=training)
 
     def answer(self, data: Any, *, need_loss: bool = True) -> Answer:
         """What the model says about placed data. To be called inside `autocast`."""
         return self._forms(self.model, data, need_loss=need_loss)
+
+
+def _own_transform(config: Config, given: Transform | None, strategy: Strategy) -> DeviceTransform | None:
+    """What the dataset leaves to this side, then what the user wants done: given in Python, or named by the config."""
+    own = given
+    if own is None and config.data.device_transform is not None:
+        own = import_object(config.data.device_transform, "data.device_transform")
+    functions = [function for function in (device_part(config.data), own) if function is not None]
+    return DeviceTransform(functions, config.training.seed, strategy.device) if functions else None

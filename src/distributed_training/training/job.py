@@ -102,6 +102,8 @@ def sample_shape(dataset: Dataset) -> tuple[int, ...] | None:
     """The shape of one sample's input."""
     if len(dataset) == 0:
         return None
+    if dataset.input_shape is not None:
+        return dataset.input_shape
     first: Any = next(tensors_in(dataset.fetch(np.zeros(1, dtype=np.int64))), None)
     return tuple(first.shape[1:]) if first is not None else None
 

@@ -1,4 +1,4 @@
-"""What a person sees while training: bars on a terminal, plain lines when the output goes elsewhere."""
+"""What a person sees while training: bars on a terminal or in a notebook, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from distributed_training.training.callbacks import Callback
+from distributed_training.training.notebook import Area, bar, in_notebook, line
 
 if TYPE_CHECKING:
     from distributed_training.training.trainer import Trainer
@@ -19,13 +20,20 @@ _LINE_EVERY = 10.0
 
 
 def make_progress(kind: str) -> Callback | None:
-    """The display for `run.progress`: auto takes bars when standard error is a terminal."""
-    if kind == "auto":
-        kind = "bar" if sys.stderr.isatty() else "plain"
-    return {"bar": BarProgress, "plain": PlainProgress}[kind]() if kind != "off" else None
+    """The display for `run.progress`."""
+    shown: dict[str, type[Callback]] = {"bar": BarProgress, "notebook": NotebookProgress, "plain": PlainProgress}
+    kind = kind_of_display(kind)
+    return shown[kind]() if kind != "off" else None
 
 
-class _Watch:
+def kind_of_display(kind: str) -> str:
+    """`run.progress` as bar, notebook, plain or off: auto takes bars on a terminal or in a notebook."""
+    if kind in ("auto", "bar") and in_notebook():
+        return "notebook"
+    return ("bar" if sys.stderr.isatty() else "plain") if kind == "auto" else kind
+
+
+class Watch:
     """Rates and remaining time since training (re)started."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -46,7 +54,7 @@ class PlainProgress(Callback):
     """A line an epoch, and one every ten seconds in long ones."""
 
     def on_train_start(self, trainer: Trainer) -> None:
-        self._watch, self._last = _Watch(trainer), time.perf_counter()
+        self._watch, self._last = Watch(trainer), time.perf_counter()
         self._metrics: dict[str, float] = {}
 
     def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
@@ -73,7 +81,7 @@ class BarProgress(Callback):
     def on_train_start(self, trainer: Trainer) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-        self._watch, self._next = _Watch(trainer), 0.0
+        self._watch, self._next = Watch(trainer), 0.0
         self._metrics: dict[str, float] = {}
         self._bar = Progress(
             TextColumn("[bold]epoch {task.fields[epoch]}"),
@@ -114,6 +122,44 @@ class BarProgress(Callback):
             figures=figures(self._metrics),
             eta=self._watch.remaining(trainer),
         )
+
+
+class NotebookProgress(Callback):
+    """A bar for the run with loss, samples/s and the time left; a row stays for each epoch."""
+
+    def __init__(self) -> None:
+        self._area: Area | None = None
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self._area, self._watch = Area(), Watch(trainer)
+        self._metrics: dict[str, float] = {}
+        self._rows: list[str] = []
+        self._draw(trainer)
+
+    def on_step_end(self, trainer: Trainer, step: int, loss: Tensor) -> None:
+        if self._area is not None and self._area.due:
+            self._draw(trainer)
+
+    def on_log(self, trainer: Trainer, metrics: Mapping[str, float]) -> None:
+        self._metrics |= metrics
+
+    def on_epoch_end(self, trainer: Trainer, epoch: int) -> None:
+        self._metrics |= trainer.last_metrics
+        self._rows.append(f"epoch {epoch + 1}/{trainer.epochs}  {figures(self._metrics)}")
+        self._draw(trainer)
+
+    def on_train_end(self, trainer: Trainer, status: str) -> None:
+        if self._area is not None:
+            self._draw(trainer, status)
+            self._area = None
+
+    def _draw(self, trainer: Trainer, status: str = "") -> None:
+        assert self._area is not None
+        step, total = trainer.cursor.global_step, trainer.total_steps
+        of = f"/{total}" if total is not None else ""
+        end = status or f"ETA {self._watch.remaining(trainer)}"
+        rows = "".join(map(line, self._rows))
+        self._area.show(rows + bar(step, total, f"step {step}{of}  {figures(self._metrics)}  {end}"))
 
 
 def figures(metrics: Mapping[str, float]) -> str:

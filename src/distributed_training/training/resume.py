@@ -82,18 +82,18 @@ def check_same_training(state: Mapping[str, Any], here: Mapping[str, Any], confi
             f"{path}: saved in the middle of an epoch of other batches: {'; '.join(differences)}. "
             "Give the same data and settings, or resume from a checkpoint at the end of an epoch"
         )
-    changed = _changed_settings(state["config"], config.to_dict())
+    changed = changed_settings(state["config"], config.to_dict())
     if differences or changed:
         logger.warning("resuming %s with changes: %s", path, "; ".join([*differences, *changed]))
 
 
-def _changed_settings(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """Settings of model and training that differ from the saved ones; the rest may differ freely."""
     changed: list[str] = []
     for key in ("model", "training") if not prefix else now:
         old, new = then.get(key), now.get(key)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            changed += _changed_settings(old, new, f"{prefix}{key}.")
+            changed += changed_settings(old, new, f"{prefix}{key}.")
         elif old != new:
             changed.append(f"{prefix}{key} was {old} and is {new}")
     return changed

@@ -17,9 +17,10 @@ from distributed_training.config import Config
 from distributed_training.config.load import config_from_environment
 from distributed_training.data import Loader, Plan, as_source
 from distributed_training.data.base import BatchSource, Share
+from distributed_training.data.device_transform import Transform
 from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.process import prepare_process
-from distributed_training.runtime.run_directory import FROM_PYTHON
+from distributed_training.runtime.run_directory import FROM_PYTHON, RunDirectory
 from distributed_training.runtime.world import read_world
 from distributed_training.strategies import Place, make_strategy
 from distributed_training.training import evaluation
@@ -54,6 +55,7 @@ class Trainer:
         metrics: Mapping[str, Any] | None = None,
         run_dir: str | Path | bool | None = None,
         strategy: str | None = None,
+        device_transform: Transform | None = None,
     ) -> None:
         """
         Args:
@@ -66,6 +68,8 @@ class Trainer:
             metrics: torchmetrics by name for evaluation; left out, accuracy for classifiers.
             run_dir: folder of the run; left out, a new one below `run.root`; False writes no files at all.
             strategy: single, ddp, zero3, ...; left out, `strategy.name` decides.
+            device_transform: `function(batch) -> batch` on the device, before the model; it may take `ids`, `epoch`,
+                `training` and `rng` (see `data.device_transform.BatchRandom`); left out, `data.device_transform`.
         """
         if config is None:
             config = config_from_environment({"training": {"schedule": "constant", "warmup_epochs": 0}}, "Trainer")
@@ -91,7 +95,7 @@ class Trainer:
                 config.training.gradient_accumulation,
             )
         )
-        self._optimizer, self._criterion = optimizer, criterion
+        self._optimizer, self._criterion, self._device_transform = optimizer, criterion, device_transform
         self.from_config = False
         """Whether model and data were made from the config, so that the command line can make them again."""
         self.num_classes = getattr(model, "num_classes", None) or config.model.num_classes
@@ -197,7 +201,8 @@ class Trainer:
     def engine(self) -> Engine:
         """The model under the strategy; the first use sets it up."""
         self.model.to(self.device)
-        return Engine(self.model, self.optimizer, self.strategy, self._criterion, self.config)
+        parts = (self.model, self.optimizer, self.strategy, self._criterion, self.config)
+        return Engine(*parts, self._device_transform)
 
     @property
     def criterion(self) -> Criterion | None:
@@ -217,6 +222,11 @@ class Trainer:
         return self._session.total_steps if self._session is not None else None
 
     @property
+    def run_directory(self) -> RunDirectory | None:
+        """Folder of the running training, on the rank that writes it."""
+        return self._session.run_dir if self._session is not None else None
+
+    @property
     def stopping(self) -> str:
         """Why the training is to end early, or nothing. The same on all ranks."""
         if self._session is not None and self.strategy.world_size > 1:
@@ -230,7 +240,7 @@ class Trainer:
             return str(self._session.signals.received.name)
         return self._stop_reason
 
-    def recorded_config(self, source: BatchSource) -> Config:
+    def recorded_config(self, source: BatchSource | None = None) -> Config:
         """The config that is true of this training: what was given in Python takes the place of what it says."""
         given: dict[str, Any] = {"training.epochs": self.epochs}
         if not self.from_config:

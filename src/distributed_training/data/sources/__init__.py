@@ -7,13 +7,15 @@ optional library costs nothing to those who do not use it.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from typing import Any
 
 from distributed_training.config.check import did_you_mean
 from distributed_training.config.schema import DataConfig
 from distributed_training.data.base import Splits
 from distributed_training.runtime.errors import ConfigError, DataError
 
-__all__ = ["DATASETS", "load_dataset"]
+__all__ = ["DATASETS", "device_part", "load_dataset"]
 
 DATASETS: dict[str, str] = {
     "digits": f"{__name__}.digits",
@@ -43,6 +45,13 @@ def load_dataset(config: DataConfig) -> Splits:
         raise DataError(f"data.dataset={name}: cannot read {place}: {error.strerror or error}") from error
     _refuse_empty(splits, config)
     return splits
+
+
+def device_part(config: DataConfig) -> Callable[..., Any] | None:
+    """What `data.dataset` leaves to be done to each batch on the device, if anything."""
+    module = DATASETS.get(config.dataset)
+    make = getattr(importlib.import_module(module), "device_part", None) if module is not None else None
+    return make(config) if make is not None else None
 
 
 def _refuse_empty(splits: Splits, config: DataConfig) -> None:

@@ -16,6 +16,7 @@ import torch
 from distributed_training.config.check import between
 from distributed_training.config.schema import DataConfig
 from distributed_training.data.base import Dataset, Splits
+from distributed_training.data.encoded import DecodeImages, decode_image
 from distributed_training.data.sources.arguments import read_arguments
 from distributed_training.data.sources.split import hold_out
 from distributed_training.runtime.errors import DataError
@@ -30,29 +31,42 @@ class ImageArguments:
 
     size: int = 224
     """Width and height of an image: the shorter side is resized to it and the middle cut out."""
+    encoded: bool = False
+    """Pass the files on as they are, to be decoded where the model is: less to send over a slow link."""
 
     def __post_init__(self) -> None:
         between("data.args.size", self.size, 1, 8192)
 
 
 class ImageFolder(Dataset):
-    """Image files with the folder they lie in as their class: uint8 [3, size, size] and an int64 label."""
+    """Image files with the folder they lie in as their class: uint8 [3, size, size] and an int64 label.
 
-    def __init__(self, root: Path, files: list[str], labels: np.ndarray, classes: list[str], size: int) -> None:
-        self.root, self.files, self.labels, self.classes, self.size = root, files, labels, classes, size
+    `encoded`, an image is the bytes of its file.
+    """
+
+    def __init__(
+        self, root: Path, files: list[str], labels: np.ndarray, classes: list[str], arguments: ImageArguments
+    ) -> None:
+        self.root, self.files, self.labels, self.classes = root, files, labels, classes
+        self.size, self.encoded = arguments.size, arguments.encoded
         self.num_classes = len(classes)
+        self.input_shape = (3, self.size, self.size)
 
     def __len__(self) -> int:
         return len(self.files)
 
     def fetch(self, ids: np.ndarray) -> Any:
+        if self.encoded:
+            files = [_read(self.root / self.files[sample]) for sample in ids]
+            return files, torch.from_numpy(self.labels[ids])
         images = np.empty((len(ids), 3, self.size, self.size), dtype=np.uint8)
         for row, sample in enumerate(ids):
-            images[row] = _decode(self.root / self.files[sample], self.size)
+            path = self.root / self.files[sample]
+            images[row] = decode_image(path, self.size, str(path))
         return torch.from_numpy(images), torch.from_numpy(self.labels[ids])
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"images {self.size}".encode())
+        digest = hashlib.sha256(f"images {self.size}{' encoded' if self.encoded else ''}".encode())
         for name in self.files:
             path = self.root / name
             try:
@@ -63,24 +77,30 @@ class ImageFolder(Dataset):
         return digest.hexdigest()[:16]
 
 
+def device_part(config: DataConfig) -> DecodeImages | None:
+    """What of the work on a sample is left for the side that has the model."""
+    arguments = read_arguments(ImageArguments, config)
+    return DecodeImages(arguments.size) if arguments.encoded else None
+
+
 def load(config: DataConfig) -> Splits:
     """Classes are the names of the folders, sorted. Files beside the class folders and folders in them are left out."""
-    size = read_arguments(ImageArguments, config).size
+    arguments = read_arguments(ImageArguments, config)
     require("PIL.Image", "files", "reading images")
     root = Path(config.root)
     if not root.is_dir():
         raise DataError(f"{root}: no such folder; set data.root to a folder with one subfolder of images a class")
     train = root / "train"
     if not (train.is_dir() and _folders(train)):  # a folder `train` full of images is a class of that name
-        return hold_out(_scan(root, None, size), config.validation_fraction)
-    dataset = _scan(train, None, size)
+        return hold_out(_scan(root, None, arguments), config.validation_fraction)
+    dataset = _scan(train, None, arguments)
     held = next((root / name for name in ("validation", "val", "test") if (root / name).is_dir()), None)
     if held is None:
         return hold_out(dataset, config.validation_fraction)
-    return Splits(dataset, _scan(held, dataset.classes, size))
+    return Splits(dataset, _scan(held, dataset.classes, arguments))
 
 
-def _scan(root: Path, classes: list[str] | None, size: int) -> ImageFolder:
+def _scan(root: Path, classes: list[str] | None, arguments: ImageArguments) -> ImageFolder:
     """All images below `root`, sorted; `classes` are those of the training images, where this is the validation."""
     folders = _folders(root)
     names = [folder.name for folder in folders]
@@ -98,7 +118,7 @@ def _scan(root: Path, classes: list[str] | None, size: int) -> ImageFolder:
             raise DataError(f"{folder}: no images in this class folder ({', '.join(sorted(EXTENSIONS))}); remove it")
         files += [f"{folder.name}/{name}" for name in found]
         labels += [classes.index(folder.name)] * len(found)
-    return ImageFolder(root, files, np.array(labels, dtype=np.int64), classes, size)
+    return ImageFolder(root, files, np.array(labels, dtype=np.int64), classes, arguments)
 
 
 def _folders(root: Path) -> list[Path]:
@@ -109,18 +129,8 @@ def _is_image(path: Path) -> bool:
     return path.suffix.lower() in EXTENSIONS and not path.name.startswith(".") and path.is_file()
 
 
-def _decode(path: Path, size: int) -> np.ndarray:
-    """The middle of the image as uint8 [3, size, size]."""
-    from PIL import Image
-
+def _read(path: Path) -> bytes:
     try:
-        with Image.open(path) as image:
-            image.draft("RGB", (2 * size, 2 * size))  # JPEGs decode at a fraction of their size, several times faster
-            scale = size / min(image.size)
-            width, height = (max(size, round(side * scale)) for side in image.size)
-            left, top = (width - size) // 2, (height - size) // 2
-            square = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-            pixels = np.asarray(square.crop((left, top, left + size, top + size)), dtype=np.uint8)
-    except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error and more
-        raise DataError(f"{path}: not a readable image ({error}); replace or remove the file") from error
-    return pixels.transpose(2, 0, 1)
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); replace or remove the file") from error

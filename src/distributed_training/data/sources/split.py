@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distributed_training.data.base import Dataset, KeyedDataset, Splits
-from distributed_training.data.torch_dataset import fetch
+from distributed_training.data.torch_dataset import fetch, repeats
 from distributed_training.runtime.errors import DataError
 
 
@@ -20,6 +20,7 @@ class Subset(KeyedDataset):
         self.ids = np.ascontiguousarray(ids, dtype=np.int64)
         self.num_classes = dataset.num_classes
         self.classes = dataset.classes
+        self.input_shape = dataset.input_shape
 
     @property
     def sample_bytes(self) -> int | None:  # type: ignore[override]
@@ -37,6 +38,9 @@ class Subset(KeyedDataset):
 
     def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
         return self.dataset.fetch_steps(self.ids[ids], key)
+
+    def repeats(self, ids: np.ndarray) -> bool:
+        return repeats(self.dataset, self.ids[ids])
 
     def rows(self, ids: np.ndarray) -> Any:
         return self.dataset.rows(self.ids[ids])

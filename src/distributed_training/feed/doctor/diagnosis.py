@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from distributed_training._version import __version__
 from distributed_training.data.plan import PLAN_VERSION
+from distributed_training.feed.dialling import proxy_of
 from distributed_training.feed.doctor.batches import BatchShape
 from distributed_training.feed.doctor.measures import Measures, RoundTrip
 from distributed_training.feed.doctor.probing import rate_of
 from distributed_training.feed.doctor.report import Check, Diagnosis, FaultError, Status, Value
-from distributed_training.feed.doctor.way import Visit, describe_host, enter, find, reach, secure
+from distributed_training.feed.doctor.way import Visit, describe_host, enter, find, reach, secure, upgrade
 from distributed_training.feed.pairing import PairingLink
 from distributed_training.runtime.errors import ConfigError
 
@@ -31,10 +32,12 @@ def diagnose(
     seconds: float = 2.0,
     timeout: float = 10.0,
     say: Callable[[Check], None] = lambda check: None,
+    ca_file: str = "",
 ) -> Diagnosis:
     """Look at the way to a GPU side. `seconds` are spent on each direction's bandwidth, at most `timeout` on any step.
 
-    Never raises for a fault of the way: that is a check which failed. `say` gets each check when it is made.
+    Never raises for a fault of the way: that is a check which failed. `say` gets each check when it is made. `ca_file`
+    has the authorities for a tunnel's certificate, in place of the system's.
     """
     diagnosis = Diagnosis("")
 
@@ -43,7 +46,7 @@ def diagnose(
         say(diagnosis.checks[-1])
 
     try:
-        _visit(diagnosis, link, _Patience(seconds, timeout), batch, note)
+        _visit(diagnosis, link, _Patience(seconds, timeout, ca_file), batch, note)
     except FaultError as fault:
         diagnosis.checks.append(fault.check)
         say(fault.check)
@@ -54,6 +57,7 @@ def diagnose(
 class _Patience:
     seconds: float
     timeout: float
+    ca_file: str
 
 
 def _visit(
@@ -71,16 +75,23 @@ def _visit(
     parts = {"a token": link.token, "a certificate's fingerprint": link.fingerprint}
     has = " and ".join(name for name, part in parts.items() if part is not None) or "neither token nor fingerprint"
     note("link", f"leads to {link.address}, with {has}")
-    addresses = find(link.host, patience.timeout)
-    note("name", describe_host(link.host, addresses), addresses=addresses)
+    addresses: list[str] = []
+    if proxy_of(link) is not None:
+        note("name", f"{link.host} is looked up by the proxy of the environment (HTTPS_PROXY)")
+    else:
+        addresses = find(link.host, patience.timeout)
+        note("name", describe_host(link.host, addresses), addresses=addresses)
     start = time.monotonic()
-    channel = reach(addresses, link.port, patience.timeout, tls=link.encrypted)
+    channel = reach(addresses, link, patience.timeout, patience.ca_file)
     try:
         note("machine", f"{channel.peer} answers after {_milliseconds(time.monotonic() - start)}")
         note("port", f"{link.port} is open")
         deadline = time.monotonic() + patience.timeout
         binding = secure(channel, link, deadline)
         note("tls", _tls(link))
+        if link.carrier == "ws":
+            upgrade(channel, link, deadline)
+            note("tunnel", f"takes WebSockets at {link.path}, and a GPU side answers behind it")
         visit = enter(channel, link, binding, deadline)
         _versions(visit, note)
         note("token", "both sides know it" if link.token is not None else "none on this machine")
@@ -90,6 +101,8 @@ def _visit(
 
 
 def _tls(link: PairingLink) -> str:
+    if link.by_authorities:
+        return f"the certificate of {link.host}, for which the authorities known here vouch"
     if link.fingerprint is not None:
         return "TLS 1.3, the certificate of the link"
     return "TLS 1.3; the token will prove whose certificate it is" if link.encrypted else "none on this machine"

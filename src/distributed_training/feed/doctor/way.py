@@ -15,10 +15,15 @@ from dataclasses import dataclass
 from distributed_training._version import __version__
 from distributed_training.data.plan import PLAN_VERSION
 from distributed_training.feed.channel import Channel, dial
+from distributed_training.feed.dialling import connect, untrusted
+from distributed_training.feed.dialling import secure as secure_link
 from distributed_training.feed.doctor.probing import LONGEST_PIECE, Talk
 from distributed_training.feed.doctor.report import FaultError
+from distributed_training.feed.http_upgrade import GUEST_CALLS, request_upgrade
 from distributed_training.feed.pairing import PairingLink, is_loopback, plain_address
-from distributed_training.feed.tls import client_context, fingerprint_of
+from distributed_training.feed.tls import client_context
+from distributed_training.feed.websocket import WebSocketError
+from distributed_training.runtime.errors import FeedError
 from distributed_training.wire import (
     Authenticated,
     AuthenticationError,
@@ -34,6 +39,7 @@ from distributed_training.wire.messages import Error, Goodbye, Join, Refused, We
 
 LISTEN = "`dtrain serve` or, only to try the way, `dtrain doctor --listen`"
 _NEW_LINK = "take the pairing link that the GPU side prints now, whole"
+_PROXY = "the proxy is the one of HTTPS_PROXY or ALL_PROXY; NO_PROXY names hosts that are reached without"
 _LOOK = 2.0  # seconds for a second look at what listens there
 _SAME_RELEASE = "install the same release of distributed-training on both sides (`dtrain version`)"
 
@@ -73,16 +79,18 @@ def find(host: str, timeout: float) -> list[str]:
     return answer
 
 
-def reach(addresses: list[str], port: int, timeout: float, *, tls: bool) -> Channel:
-    """Open a connection to one of the addresses."""
+def reach(addresses: list[str], link: PairingLink, timeout: float, ca_file: str = "") -> Channel:
+    """Open a connection to one of the addresses; without one, through the proxy."""
     error: OSError = OSError("there is no address")
-    deadline = time.monotonic() + timeout
-    for at, address in enumerate(addresses):
-        share = max(0.5, (deadline - time.monotonic()) / (len(addresses) - at))
+    port, deadline = link.port, time.monotonic() + timeout
+    for at, address in enumerate(addresses or [link.host]):
+        share = max(0.5, (deadline - time.monotonic()) / max(1, len(addresses) - at))
         try:
-            return dial(address, port, share, client_context() if tls else None)
+            return connect(link, share, address=address, ca_file=ca_file)
         except OSError as refusal:
             error = refusal
+        except FeedError as refusal:
+            raise FaultError("proxy", str(refusal), _PROXY) from None
     where = f"{', '.join(addresses)}, port {port}"
     if isinstance(error, ConnectionRefusedError):
         raise FaultError(
@@ -112,9 +120,11 @@ def secure(channel: Channel, link: PairingLink, deadline: float) -> bytes:
     if not link.encrypted:
         return b""
     try:
-        seen = fingerprint_of(channel.shake_hands(deadline))
+        return secure_link(channel, link, deadline)
     except ssl.SSLEOFError:
         raise _closed_at_once(channel, "tls") from None
+    except ssl.SSLCertVerificationError as error:
+        raise FaultError("tls", untrusted(link, error), f"mend one of these, or {_NEW_LINK}") from None
     except ssl.SSLError as error:
         raise FaultError(
             "tls",
@@ -126,14 +136,26 @@ def secure(channel: Channel, link: PairingLink, deadline: float) -> bytes:
         raise _silent(link, "tls") from None
     except OSError:
         raise _closed_at_once(channel, "tls") from None
-    if link.fingerprint is not None and seen != link.fingerprint:
+    except FeedError as error:
         raise FaultError(
             "tls",
-            f"{link.address} shows a certificate with fingerprint {seen[:16]}..., the link says "
-            f"{link.fingerprint[:16]}...",
+            str(error),
             f"it is another server or was started again: {_NEW_LINK}; if it is the same, somebody stands between",
-        )
-    return bytes.fromhex(seen)
+        ) from None
+
+
+def upgrade(channel: Channel, link: PairingLink, deadline: float) -> None:
+    """Open the WebSocket of a tunnel's link."""
+    try:
+        request_upgrade(channel, link, deadline, GUEST_CALLS)
+    except FeedError as error:
+        raise FaultError("tunnel", str(error), f"see what the tunnel's own page says, or {_NEW_LINK}") from None
+    except WebSocketError as error:
+        raise FaultError("tunnel", f"what listens at {link.address} does not speak HTTP: {error}", _NEW_LINK) from None
+    except TimeoutError:
+        raise _silent(link, "tunnel") from None
+    except OSError:
+        raise _closed_at_once(channel, "tunnel") from None
 
 
 def enter(channel: Channel, link: PairingLink, binding: bytes, deadline: float) -> Visit:
