@@ -63,6 +63,7 @@ class ClientGuest(Guest):
         elif isinstance(event, TaskEnd):
             self._ended = True
         elif isinstance(event, Blocked):
+            self.heard()  # what came before it is not what it waits with
             self._turns.blocked(self._client, event.size)
         elif isinstance(event, SampleFailed):
             logger.warning("%s: sample %d is left out: %s", self.name, event.sample, event.text)

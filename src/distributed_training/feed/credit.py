@@ -94,11 +94,15 @@ class Credit:
         size = received - window.received
         window.received = received
         window.largest = max(size, int(window.largest * 0.99))
-        if size >= window.blocked:
-            window.blocked = 0
-            if self._large is window:
-                self._large, window.exclusive = None, False
+        if size:  # payloads come in order: it was that one, or is not sent any more
+            self.blocked(window, 0)
         return size
+
+    def blocked(self, window: Window, size: int) -> None:
+        """A connection has a payload of this size that waits for credit; 0 for none."""
+        window.blocked = size
+        if not size and self._large is window:
+            self._large, window.exclusive = None, False
 
     def grant(self, window: Window) -> int | None:
         """The new limit to tell a connection; None while it stays as it is."""

@@ -187,9 +187,11 @@ class Hub:
                 self._lock.notify_all()
 
     def blocked(self, peer: Peer, size: int) -> None:
-        """A worker has a batch that needs more credit than it has."""
+        """A worker has a batch that needs more credit than it has; 0 where it need not be sent any more."""
         with self._lock:
-            peer.window.blocked = size
+            self._credit.blocked(peer.window, size)
+            if not size:
+                self._wake_blocked()
 
     @property
     def on_bad_sample(self) -> str:

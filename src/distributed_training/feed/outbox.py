@@ -326,14 +326,19 @@ class Outbox:
 
     def _queue_frame(self) -> bool:
         """Hand the next frame to the connection, if credit allows. Frames of leases taken back are dropped."""
+        dropped = False
         with self._changed:
             while self._frames and (self._closing or self._frames[0].lease in self._cancelled):
                 if self._frames[0].place is not None and not self._closing:
                     break  # only the other side can free the place
                 self._held -= self._frames.popleft().size
+                dropped = True
+            if dropped and self._connection.is_open:  # what room was kept for it is for others
+                self._connection.send(Blocked(0))
+                self._blocked = 0
             if not self._frames:
                 self._changed.notify_all()
-                return False
+                return dropped
             frame = self._frames[0]
             if frame.size > self._connection.sending.available:
                 blocked = 0 if self._blocked >= frame.size else frame.size

@@ -86,6 +86,7 @@ class WorkerGuest(Guest):
         elif isinstance(event, Release):
             self._released(event)
         elif isinstance(event, Blocked):
+            self.heard()  # what came before it is not what it waits with
             self._hub.blocked(self, event.size)
         elif isinstance(event, SampleFailed):
             self._sample_failed(event)
