@@ -10,6 +10,7 @@ os.environ["GOMP_SPINCOUNT"] = "1000"  # as the command line sets it
 os.environ["WANDB_ERROR_REPORTING"] = "false"  # its telemetry threads outlive the run
 
 import gc
+import signal
 import tempfile
 import threading
 import time
@@ -40,6 +41,16 @@ def _private_temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Itera
             patch.setenv(variable, str(tmp_path_factory.mktemp(name)))
         patch.setattr(tempfile, "tempdir", os.environ["TMPDIR"])
         yield
+
+
+@pytest.fixture(autouse=True)
+def _signals_kept() -> Iterator[None]:
+    """A program that fails ignores SIGTERM, to say why in peace; what a later test starts must not inherit that."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)

@@ -195,7 +195,8 @@ def test_the_run_says_how_it_went(in_tmp: Path) -> None:
 
 
 SLOW = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever this process has inherited
 from tests.training.examples import Callback, Losses, config, loader, model
 from distributed_training.training import Trainer
 
