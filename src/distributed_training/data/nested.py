@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+Value = TypeVar("Value")
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
@@ -26,14 +28,19 @@ def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
 
 def tensors_in(data: Any) -> Iterator[Tensor]:
     """Every tensor of a nesting, in order."""
-    if isinstance(data, Tensor):
+    return values_in(data, Tensor)
+
+
+def values_in(data: Any, kind: type[Value]) -> Iterator[Value]:
+    """Every value of this kind in a nesting, in order."""
+    if isinstance(data, kind):
         yield data
     elif isinstance(data, (tuple, list)):
         for value in data:
-            yield from tensors_in(value)
+            yield from values_in(value, kind)
     elif isinstance(data, Mapping):
         for value in data.values():
-            yield from tensors_in(value)
+            yield from values_in(value, kind)
 
 
 def to_device(data: Any, device: torch.device) -> Any:

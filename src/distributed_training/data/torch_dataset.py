@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset, default_collate
 
 from distributed_training.data.arrays import ArrayDataset
 from distributed_training.data.base import Dataset, KeyedDataset
-from distributed_training.data.nested import map_tensors, tensors_in
+from distributed_training.data.nested import map_tensors, tensors_in, values_in
 from distributed_training.data.plan import extend_key
 from distributed_training.data.randomness import claimed_generators, drew, global_generators_kept, seed_for_sample
 from distributed_training.runtime.errors import DataError
@@ -178,7 +178,7 @@ class TorchDataset(KeyedDataset):
             sample = self.fetch(np.array([position]))
             for tensor in tensors_in(sample):
                 digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else b"")
-            for piece in _bytes_in(sample):
+            for piece in values_in(sample, bytes):
                 digest.update(piece)
         return digest.hexdigest()[:16]
 
@@ -231,22 +231,10 @@ def repeats(dataset: Dataset, ids: np.ndarray) -> bool:
     return dataset.repeats(ids) if isinstance(dataset, KeyedDataset) else True
 
 
-def _bytes_in(data: Any) -> Iterator[bytes]:
-    """Encoded samples of a nesting, in order."""
-    if isinstance(data, bytes):
-        yield data
-    elif isinstance(data, (tuple, list)):
-        for value in data:
-            yield from _bytes_in(value)
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from _bytes_in(value)
-
-
 def _same(one: Any, other: Any) -> bool:
     """Whether two samples are equal to the last bit."""
     first, second = list(tensors_in(one)), list(tensors_in(other))
-    if list(_bytes_in(one)) != list(_bytes_in(other)):
+    if list(values_in(one, bytes)) != list(values_in(other, bytes)):
         return False
     return len(first) == len(second) and all(
         a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b) for a, b in zip(first, second)

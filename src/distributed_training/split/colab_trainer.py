@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from distributed_training.feed.pairing import PairingLink
 from distributed_training.feed.tunnels import Tunnel
 from distributed_training.runtime.run_directory import newest_run
 from distributed_training.split.gpu_trainer import GPUTrainer
@@ -59,9 +58,7 @@ class ColabGPUTrainer(GPUTrainer):
             weakref.finalize(self, Tunnelling.close, self._kept[1])  # at the latest when Python ends
         self._tunnelling, keep = self._kept[1], False
         try:
-            result = self.start_training(
-                epochs=epochs, val_data=val_data, scheduler=scheduler, resume=resume or self._unfinished()
-            )
+            result = self.start_training(epochs=epochs, val_data=val_data, scheduler=scheduler, resume=resume)
             keep = result.status == "interrupted"
             return result
         except KeyboardInterrupt:
@@ -71,24 +68,6 @@ class ColabGPUTrainer(GPUTrainer):
             self._tunnelling = None
             if not keep:
                 self.close_tunnel()
-
-    def connect(
-        self,
-        link: str | PairingLink,
-        *,
-        epochs: int | None = None,
-        val_data: Any = None,
-        scheduler: Any = None,
-        resume: str | Path | None = None,
-    ) -> TrainingResult:
-        """Dial a loader that listens, which needs no tunnel here; goes on like `start_training_with_tunnel`.
-
-        Args:
-            link: the pairing link that `dtrain feed --listen` or `CPULoader.listen_for_gpu` prints.
-            epochs, val_data, scheduler, resume: as for `start_training_with_tunnel`.
-        """
-        resume = resume or self._unfinished()
-        return super().connect(link, epochs=epochs, val_data=val_data, scheduler=scheduler, resume=resume)
 
     def close_tunnel(self) -> None:
         """End the tunnel that an interrupted training has left open for the next one."""
@@ -102,7 +81,7 @@ class ColabGPUTrainer(GPUTrainer):
         super().close()
 
     def _unfinished(self) -> str | None:
-        """How to resume where nobody says it: a training that is complete is not to be gone on with."""
+        """Goes on by itself, also after `connect`, but not with a training that is complete."""
         trainer = self.trainer
         if trainer.config.checkpoint.resume != "never" or trainer.run_dir is False:
             return None  # it is said there, or there is nothing to go on from

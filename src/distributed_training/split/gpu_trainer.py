@@ -137,7 +137,7 @@ class GPUTrainer:
             scheduler: a torch learning-rate scheduler, as for `Trainer.train`.
             resume: never, auto, or the path of a run or checkpoint; left out, `checkpoint.resume`.
         """
-        trainer = self.trainer
+        trainer, resume = self.trainer, resume or self._unfinished()
         again = str(resume or self.config.checkpoint.resume) != "never"
         listening = self._listening = listen(self.config, self._address(cpu_host), again=again, epochs=epochs)
         try:
@@ -170,6 +170,10 @@ class GPUTrainer:
             return self.start_training(epochs=epochs, val_data=val_data, scheduler=scheduler, resume=resume)
         finally:
             self._loader = None
+
+    def _unfinished(self) -> str | None:
+        """How to resume where nobody says it; None for `checkpoint.resume`."""
+        return None
 
     def start_service(
         self,

@@ -11,7 +11,7 @@ from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
 
-from distributed_training.feed.tunnels.base import STARTING, TunnelError
+from distributed_training.feed.tunnels.base import STARTING, Tunnel, TunnelError
 
 _KEPT, _REPEATED = 200, 4  # lines
 _ENDING = 3.0  # seconds that a program has to end by itself
@@ -118,3 +118,19 @@ def find_program(name: str, how_to_get: str) -> str:
     if found is None:
         raise TunnelError(f"there is no program {name!r} here. {how_to_get}")
     return found
+
+
+class AgentTunnel(Tunnel):
+    """A tunnel that is up while a program runs, and looks after its connections itself."""
+
+    _agent: Agent | None = None
+
+    def trouble(self) -> str:
+        """Whether the program runs."""
+        return self._agent.trouble() if self._agent is not None else "it was never started"
+
+    def close(self) -> None:
+        """End the program, and with it the way here."""
+        agent, self._agent = self._agent, None
+        if agent is not None:
+            agent.close()

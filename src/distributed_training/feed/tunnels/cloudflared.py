@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import platform
 
-from distributed_training.feed.tunnels.agent import Agent, find_program
-from distributed_training.feed.tunnels.base import STARTING, PublicAddress, Tunnel
+from distributed_training.feed.tunnels.agent import Agent, AgentTunnel, find_program
+from distributed_training.feed.tunnels.base import STARTING, PublicAddress
 
 _PLACE = "/usr/local/bin/cloudflared"
 _ADDRESS = r"\|\s+(https?://[^\s|]+)\s+\|"  # in a frame of its own; other addresses are in its messages, too
 _READY = r"Registered tunnel connection|Connection \S+ registered"
 
 
-class CloudflaredTunnel(Tunnel):
+class CloudflaredTunnel(AgentTunnel):
     """`cloudflared tunnel --url`, which prints the name that it was given."""
 
     name = "cloudflared"
 
     def __init__(self, program: str = "cloudflared") -> None:
         self._program = program
-        self._agent: Agent | None = None
 
     def start(self, port: int) -> PublicAddress:
         """A new name at every start."""
@@ -28,16 +27,6 @@ class CloudflaredTunnel(Tunnel):
         address = PublicAddress.parse(agent.wait_for(_ADDRESS, STARTING)[1])
         agent.wait_for(_READY, STARTING)  # before that the name leads nowhere, which resolvers would remember
         return address
-
-    def trouble(self) -> str:
-        """Whether the program runs; it looks after its connections itself."""
-        return self._agent.trouble() if self._agent is not None else "it was never started"
-
-    def close(self) -> None:
-        """End the program."""
-        agent, self._agent = self._agent, None
-        if agent is not None:
-            agent.close()
 
 
 def how_to_get() -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 
-from distributed_training.feed.tunnels.agent import Agent, find_program
-from distributed_training.feed.tunnels.base import STARTING, PublicAddress, Tunnel, TunnelError
+from distributed_training.feed.tunnels.agent import Agent, AgentTunnel, find_program
+from distributed_training.feed.tunnels.base import STARTING, PublicAddress, TunnelError
 from distributed_training.runtime.errors import ConfigError
 
 _OPTIONS = (
@@ -25,7 +25,7 @@ _READY = r"remote forward success"
 _NOISE = r"debug1:|OpenSSH_"
 
 
-class SshTunnel(Tunnel):
+class SshTunnel(AgentTunnel):
     """Bytes as they are, to a port that the host's sshd chooses, and keeps when the connection comes back."""
 
     name = "ssh"
@@ -43,7 +43,6 @@ class SshTunnel(Tunnel):
         self._host, self._user, self._port = found[2], found[1] or "", (found[3] or "")[1:]
         self._ssh = shlex.split(ssh)
         self._wanted = 0  # the host's choice the first time
-        self._agent: Agent | None = None
 
     @property
     def pid(self) -> int | None:
@@ -84,13 +83,3 @@ class SshTunnel(Tunnel):
                 "allow forwarding (AllowTcpForwarding in its sshd_config)"
             ) from None
         return PublicAddress(self._host, self._wanted, raw=True)
-
-    def trouble(self) -> str:
-        """Whether ssh runs; it ends by itself when the host does not answer for 45 seconds."""
-        return self._agent.trouble() if self._agent is not None else "it was never started"
-
-    def close(self) -> None:
-        """End ssh, and with it the forwarded port."""
-        agent, self._agent = self._agent, None
-        if agent is not None:
-            agent.close()
