@@ -9,13 +9,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from tests.feed.runs import Pack
 from tests.launching import ROOT, environment
+
+from distributed_training.feed.homecoming.parcels import Parcel
 
 
 class LoaderProcess:
@@ -133,3 +136,16 @@ def start_loader(_nursery: Nursery, tmp_path: Path) -> Iterator[StartLoader]:
         loader.kill()
     for loader in started:
         loader.wait()
+
+
+@pytest.fixture
+def closed() -> Iterator[Pack]:
+    """Files that are closed after the test."""
+    with ExitStack() as files:
+
+        def closed(parcels: list[Parcel]) -> list[Parcel]:
+            for parcel in parcels:
+                files.callback(parcel.close)
+            return parcels
+
+        yield closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from distributed_training.wire import Chunk
 from distributed_training.wire.messages import BlobDone, BlobOffer, BlobPull, Credit, Message
 
 RUN = "0123456789abcdef" * 2
+Pack = Callable[[list[Parcel]], list[Parcel]]
 KEEP = CheckpointConfig(background=False)
 PATTERN = np.arange(64, dtype=np.uint8).tobytes()
 

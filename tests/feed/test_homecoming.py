@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from tests.feed.conftest import StartLoader, until
 from tests.feed.datasets import make_dataset, make_plan
-from tests.feed.runs import KEEP, PATTERN, RUN, Inbox, save, write_run
+from tests.feed.runs import KEEP, PATTERN, RUN, Inbox, Pack, save, write_run
 from tests.feed.watching_proxy import WatchingProxy
 
 from distributed_training.checkpoint import read_state, verify
@@ -21,7 +20,7 @@ from distributed_training.feed import FeedServer, FeedSettings, PairingLink
 from distributed_training.feed.homecoming.courier import Courier
 from distributed_training.feed.homecoming.fetching import Fetching
 from distributed_training.feed.homecoming.home import Home
-from distributed_training.feed.homecoming.parcels import Parcel, pack_checkpoint, pack_run
+from distributed_training.feed.homecoming.parcels import pack_checkpoint, pack_run
 from distributed_training.feed.shared import host_id
 
 
@@ -29,22 +28,6 @@ from distributed_training.feed.shared import host_id
 def server() -> Iterator[FeedServer]:
     with FeedServer(settings=FeedSettings(checkpoints_home="on")) as server:
         yield server
-
-
-Pack = Callable[[list[Parcel]], list[Parcel]]
-
-
-@pytest.fixture
-def closed() -> Iterator[Pack]:
-    """Files that are closed after the test."""
-    with ExitStack() as files:
-
-        def closed(parcels: list[Parcel]) -> list[Parcel]:
-            for parcel in parcels:
-                files.callback(parcel.close)
-            return parcels
-
-        yield closed
 
 
 def comes_home(copy: Path, name: str, log: Any) -> Path:

@@ -8,7 +8,6 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.feed.conftest import until
 from tests.feed.datasets import make_dataset, make_plan
-from tests.feed.runs import RUN, Inbox, save, write_run
+from tests.feed.runs import RUN, Inbox, Pack, save, write_run
 
 from distributed_training.checkpoint.files import MANIFEST_FILE, STATE_FILE
 from distributed_training.feed import FeedServer, FeedSettings, LoaderSettings
@@ -35,22 +34,6 @@ from distributed_training.wire.messages import BlobDone, BlobOffer, BlobPull
 def server() -> Iterator[FeedServer]:
     with FeedServer(settings=FeedSettings(checkpoints_home="on")) as server:
         yield server
-
-
-Pack = Callable[[list[Parcel]], list[Parcel]]
-
-
-@pytest.fixture
-def closed() -> Iterator[Pack]:
-    """Files that are closed after the test."""
-    with ExitStack() as files:
-
-        def closed(parcels: list[Parcel]) -> list[Parcel]:
-            for parcel in parcels:
-                files.callback(parcel.close)
-            return parcels
-
-        yield closed
 
 
 def test_what_is_not_as_promised_replaces_nothing(tmp_path: Path, closed: Pack) -> None:
