@@ -144,6 +144,9 @@ def transport(rounds: int) -> dict[str, Any]:
     report: dict[str, Any] = {}
     for case, measured in found.items():
         report[case] = _figures(measured, RAW)
+        report[case]["TCP to raw sockets that send rows of a dataset"] = ratio(
+            measured, TCP, f"{RAW}, rows of a dataset"
+        )
         report[case]["shared memory to TCP"] = ratio(measured, SHARED, TCP)
         report[case]["target for TCP to raw sockets"] = TARGETS[case]
     return report
@@ -182,7 +185,7 @@ def websocket(rounds: int) -> dict[str, Any]:
 
 
 def samples(rounds: int) -> dict[str, Any]:
-    """A dataset with only `__getitem__`, against calling it and stacking."""
+    """A dataset with only `__getitem__`, against calling it and stacking, and against sending that over a socket."""
     found, _ = side_by_side(["samples"], ["26 KB", "393 KB"], max(1, rounds // 2), 0.7)
     report: dict[str, Any] = {}
     for case, measured in found.items():
@@ -192,6 +195,7 @@ def samples(rounds: int) -> dict[str, Any]:
                     "alone, batches a second": measured[f"{kind}, alone"].median,
                     "spread": measured[f"{kind}, alone"].spread,
                     "ours, to alone": ratio(measured, f"{kind}, {way}", f"{kind}, alone"),
+                    "ours, to stacking and a plain socket": ratio(measured, f"{kind}, {way}", f"{kind}, sent"),
                 }
     return report
 

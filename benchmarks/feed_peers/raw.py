@@ -1,36 +1,61 @@
-"""Plain sockets: sendmsg of a prepared batch, recv_into buffers that are used again. The limit for all others."""
+"""Plain sockets: sendmsg of a prepared batch, recv_into buffers that are used again. The limit for all others.
+
+One batch sent again and again never leaves the processor's cache. Who sends a dataset has to fetch its rows first:
+`sending` takes whatever makes the batches, and "raw sockets, rows of a dataset" gathers them in the order of a shuffle.
+"""
 
 from __future__ import annotations
 
+import functools
 import socket
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from benchmarks.feed_peers.base import Case, Take, connect, process
 
 NEEDS: list[str] = []
 _BUFFERS = 2
+Batches = Callable[[Case], Iterator[list[memoryview]]]
 
 
-def _send(listening: socket.socket, case: Case) -> None:
+def _prepared(case: Case) -> Iterator[list[memoryview]]:
+    views = [memoryview(part).cast("B") for part in case.batch()]
+    while True:
+        yield views
+
+
+def _gathered(case: Case) -> Iterator[list[memoryview]]:
+    """Rows of the whole dataset, gathered into one buffer that is used again."""
+    inputs, targets = case.arrays()
+    numbers = np.random.default_rng(1)
+    rows, labels = np.empty((case.rows, case.width), np.float32), np.empty(case.rows, np.int64)
+    views = [memoryview(rows).cast("B"), memoryview(labels).cast("B")]
+    while True:
+        order = numbers.permutation(case.samples)
+        for first in range(0, case.samples, case.rows):
+            ids = order[first : first + case.rows]
+            np.take(inputs, ids, axis=0, out=rows, mode="clip")
+            np.take(targets, ids, out=labels, mode="clip")
+            yield views
+
+
+def _send(listening: socket.socket, case: Case, batches: Batches) -> None:
     sock, _ = listening.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    views = [memoryview(part).cast("B") for part in case.batch()]
-    size = sum(map(len, views))
-    while True:
+    for views in batches(case):
         sent = sock.sendmsg(views)
-        if sent < size:
-            for view in views:
-                if sent < len(view):
-                    sock.sendall(view[sent:])
-                sent = max(0, sent - len(view))
+        for view in views:
+            if sent < len(view):
+                sock.sendall(view[sent:])
+            sent = max(0, sent - len(view))
 
 
-def run(case: Case, take: Take) -> None:
+def sending(case: Case, take: Take, batches: Batches) -> None:
     """Receive into two buffers by turns; their tensors are made once."""
     size = case.rows * case.width * 4 + case.rows * 8
     buffers = [memoryview(np.empty(size, np.uint8)) for _ in range(_BUFFERS)]
     tensors = [case.tensors(buffer) for buffer in buffers]
-    with socket.create_server(("127.0.0.1", 0)) as listening, process(_send, listening, case):
+    with socket.create_server(("127.0.0.1", 0)) as listening, process(_send, listening, case, batches):
         sock = connect(listening.getsockname()[1])
         sock.settimeout(None)
         with sock:
@@ -43,4 +68,7 @@ def run(case: Case, take: Take) -> None:
                         return
 
 
-WAYS = {"raw sockets": run}
+WAYS = {
+    "raw sockets": functools.partial(sending, batches=_prepared),
+    "raw sockets, rows of a dataset": functools.partial(sending, batches=_gathered),
+}

@@ -1,13 +1,16 @@
-"""A dataset with only `__getitem__`: ours, beside a process that calls it, stacks, and does nothing else."""
+"""A dataset with only `__getitem__`: ours, beside a process that calls it, stacks, and does nothing else; and beside
+one that also sends what it stacked over a plain socket."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from benchmarks.feed_peers.base import Case, Take
 from benchmarks.feed_peers.ours import feed
+from benchmarks.feed_peers.raw import sending
 
 NEEDS = ["distributed_training"]
 
@@ -34,16 +37,31 @@ class Prepared(Rows):
         return row, int(self.targets[index])
 
 
-def alone(case: Case, take: Take, *, kind: type[Rows]) -> None:
+def _stacked(case: Case, kind: type[Rows]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Call and stack, in the order of a shuffle."""
     dataset = kind(case)
     while True:
         order = torch.randperm(len(dataset)).tolist()
         for first in range(0, len(order), case.rows):
             samples = [dataset[index] for index in order[first : first + case.rows]]
-            inputs = torch.stack([one for one, _ in samples])
-            if not take(inputs, torch.tensor([label for _, label in samples])):
-                return
+            yield torch.stack([one for one, _ in samples]), torch.tensor([label for _, label in samples])
+
+
+def alone(case: Case, take: Take, *, kind: type[Rows]) -> None:
+    """Nothing but that."""
+    for inputs, targets in _stacked(case, kind):
+        if not take(inputs, targets):
+            return
+
+
+def sent(case: Case, take: Take, *, kind: type[Rows]) -> None:
+    """And sent over a plain socket."""
+
+    def batches(case: Case) -> Iterator[list[memoryview]]:
+        for batch in _stacked(case, kind):
+            yield [memoryview(part.numpy()).cast("B") for part in batch]
+
+    sending(case, take, batches)
 
 
 def ours(case: Case, take: Take, *, kind: type[Rows], shared: bool) -> None:
@@ -56,9 +74,11 @@ def ours(case: Case, take: Take, *, kind: type[Rows], shared: bool) -> None:
 
 WAYS = {
     "rows, alone": functools.partial(alone, kind=Rows),
+    "rows, sent": functools.partial(sent, kind=Rows),
     "rows, ours": functools.partial(ours, kind=Rows, shared=False),
     "rows, ours in shared memory": functools.partial(ours, kind=Rows, shared=True),
     "prepared, alone": functools.partial(alone, kind=Prepared),
+    "prepared, sent": functools.partial(sent, kind=Prepared),
     "prepared, ours": functools.partial(ours, kind=Prepared, shared=False),
     "prepared, ours in shared memory": functools.partial(ours, kind=Prepared, shared=True),
 }

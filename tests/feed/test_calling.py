@@ -96,6 +96,12 @@ def test_ranks_share_the_workers(start_loader: StartLoader) -> None:
             server.close()
 
 
+def test_a_loader_with_fewer_workers_than_ranks_hears_it(start_loader: StartLoader) -> None:
+    loader, link = listening(start_loader, workers=1)
+    with caller(link, epochs=1, share=Share(1, 2)):
+        assert "1 loader workers for 2 ranks; each rank needs at least one" in loader.wait()
+
+
 def test_strangers_do_not_keep_the_gpu_side_out(start_loader: StartLoader) -> None:
     loader, link = listening(start_loader, EVERYWHERE)
     strangers = [socket.create_connection((HERE, link.port)) for _ in range(4)]

@@ -49,7 +49,8 @@ def test_a_cache_and_a_transform_on_the_device(start_loader: StartLoader, in_tmp
 
     def trained(source) -> nn.Module:  # type: ignore[no-untyped-def]
         net, settings = network(), config(training__device="cuda")
-        Trainer(net, config=settings, run_dir=False, device_transform=shifted).train(source, epochs=3)
+        with closing(Trainer(net, config=settings, run_dir=False, device_transform=shifted)) as trainer:
+            trainer.train(source, epochs=3)
         return net
 
     dataset = make_dataset("arrays")

@@ -23,12 +23,12 @@ GPU = """
 import os
 import sys
 import torch
-from distributed_training import GPUTrainer
+from distributed_training import ColabGPUTrainer
 
 os.environ["DTRAIN_FEED__CA_FILE"] = sys.argv[2]
 
 torch.manual_seed(0)
-trainer = GPUTrainer(device="cpu")
+trainer = ColabGPUTrainer(device="cpu")
 trainer.setup_model(torch.nn.Linear(10, 3), learning_rate=1e-2, run_dir="run")
 print(trainer.connect(sys.argv[1]).status)
 """

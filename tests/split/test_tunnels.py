@@ -153,6 +153,17 @@ def test_serve_with_a_tunnel(start: Start, in_tmp: Path) -> None:
     gpu.until("Training completed (1 epochs")
     cpu.until("loaded ")
     wait_for(lambda: not agent.is_running(), lambda: "the program outlives the training")
+    for mode, command in (("validation", ["validate", "--json"]), ("inference", ["predict"])):
+        (gpu,) = start(["serve", "runs/tunnelled", "--mode", mode, "--tunnel", f"cloudflared:{program}"])
+        gpu.until("--to '")
+        wait_for(lambda: gpu.screen.partition("--to '")[2].count("'") > 0, lambda: gpu.screen)  # noqa: B023
+        link = gpu.screen.partition("--to '")[2].partition("'")[0]
+        assert link.startswith("dtrain+ws")
+        (client,) = start([*command[:1], "runs/tunnelled", *command[1:], "--to", link])
+        said = client.end()
+        assert ('"total_samples": 359' if mode == "validation" else "\n358,") in said, said
+        gpu.signal(signal.SIGINT)
+        gpu.end()
 
 
 def test_the_notebook_s_code_and_its_home_side_work_as_they_are(start: Start, in_tmp: Path) -> None:

@@ -61,6 +61,9 @@ class WorkerGuest(Guest):
         return self.session.arriving
 
     def admit(self, join: Join) -> Welcome | Refused:
+        too_few = _too_few(join, self._hub.share.ranks)
+        if too_few is not None:
+            return too_few
         told, join = join.facts, replace(join, facts={k: v for k, v in join.facts.items() if not k.startswith("home")})
         receives = self._courier.wants(told, self._hub.share.ranks)  # before training can see that it is here
         refused = self._hub.admit(self, join)
@@ -183,3 +186,15 @@ class WorkerGuest(Guest):
         if event.reason is Reason.SAMPLE and last is not None:  # no part of the step can be had
             self._hub.sample_failed(self, last.epoch, last.step, last.sample, last.text, final=True)
         self._hub.released(self, event.lease, event.first)
+
+
+def _too_few(join: Join, ranks: int) -> Refused | None:
+    """A loader that listens does not know how many ranks will call it, and one would wait for ever for a worker."""
+    workers = join.facts.get("workers")
+    if type(workers) is not int or workers >= ranks:
+        return None
+    return Refused(
+        Reason.CONFIG,
+        f"{workers} loader workers for {ranks} ranks; each rank needs at least one: start the loader with more "
+        f"(--workers {ranks}, num_workers={ranks})",
+    )

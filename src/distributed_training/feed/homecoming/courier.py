@@ -76,6 +76,7 @@ class Courier:
         self._delivered: set[Mark] = set()
         self._looked: set[Mark | None] | None = None
         self._failures = self._blobs = 0
+        self._said_no_copy = False
         self._ending = self._complete = self._closed = self._unwanted = False
         self._thread: threading.Thread | None = None
 
@@ -86,14 +87,24 @@ class Courier:
         here = facts.get("home")
         if self.choice == "off" or here not in (HERE, ELSEWHERE):
             return False
-        if ranks > 1 and "workers" in facts:
-            return False  # a loader that listens: any of its workers may have been called by any rank
+        if ranks > 1 and "workers" in facts:  # any of its workers may have been called by any rank
+            self._say_no_copy()
+            return False
         apart = not host_id() or facts.get("home_host") != host_id()
         if self.choice != "on" and facts.get("home_always") is not True and not apart:
             return False  # the run's folder is on that machine already
         with self.changed:
             self.expected = True
         return here == HERE
+
+    def _say_no_copy(self) -> None:
+        with self.changed:
+            say, self._said_no_copy = not self._said_no_copy, True
+        if say:
+            logger.warning(
+                "a loader that listens gets no copy of the checkpoints of a job of several ranks; they are in the run's "
+                "folder here. A loader that dials (dtrain feed --to) gets one"
+            )
 
     def join(self, home: HomeGuest) -> None:
         """A loader that keeps a copy is there."""
@@ -178,7 +189,8 @@ class Courier:
         """Training writes to this folder from now on."""
         with self.changed:
             self._run, self._identity, self._keep = run, identity, keep
-            self._ending = self._complete = False
+            self._said_no_copy = False
+        self._ending = self._complete = False
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="checkpoints home", daemon=True)
             self._thread.start()
