@@ -102,8 +102,8 @@ class Courier:
             say, self._said_no_copy = not self._said_no_copy, True
         if say:
             logger.warning(
-                "a loader that listens gets no copy of the checkpoints of a job of several ranks; they are in the run's "
-                "folder here. A loader that dials (dtrain feed --to) gets one"
+                "a loader that listens gets no copy of the checkpoints of a job of several ranks; they are in the "
+                "run's folder here. A loader that dials (dtrain feed --to) gets one"
             )
 
     def join(self, home: HomeGuest) -> None:
