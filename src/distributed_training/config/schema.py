@@ -64,6 +64,10 @@ class TrainingConfig:
     """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
     compile: bool = False
     """Run the model through torch.compile."""
+    capture: Literal["auto", "on", "off"] = "auto"
+    """Replay the whole step on a GPU as one CUDA graph. auto: where the model allows it; on: an error where it does not."""
+    channels_last: Literal["auto", "on", "off"] = "auto"
+    """Keep the weights of convolutions with the channels innermost. auto: on one GPU, in bf16 or fp16."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Arithmetic of the forward and backward pass. auto: bf16 on GPUs that have it, fp32 on the CPU."""
     loss: Literal["auto", "cross_entropy", "mse", "l1", "bce"] = "auto"

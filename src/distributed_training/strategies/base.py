@@ -53,6 +53,8 @@ class StepSettings:
     """gradients, loss or off: what decides whether a step is skipped."""
     compile: bool = False
     """Run the model through torch.compile."""
+    channels_last: str = "off"
+    """auto, on or off: keep the weights of 2d convolutions with their channels innermost."""
     fused: bool = True
     """Use the optimizer's fused kernel where there is one."""
 
@@ -77,6 +79,8 @@ class Strategy(ABC):
     """Whether the training is that of `single` up to the order of sums; False where something is rounded on the way."""
     divides_among_gpus = False
     """Whether a process can use several GPUs, those of `Place.gpus`."""
+    capturable = False
+    """Whether a whole step may be recorded as a CUDA graph: nothing in it waits for the device or for other ranks."""
     device: torch.device
     rank: int = 0
     world_size: int = 1
@@ -106,6 +110,10 @@ class Strategy(ABC):
     @abstractmethod
     def step(self, loss: Tensor) -> StepResult:
         """Clip, update the weights and clear the gradients; or, if something is not finite, only clear them."""
+
+    def step_state(self) -> list[Tensor]:
+        """Tensors that a step changes beside weights and optimizer, such as the scale of the loss."""
+        return []
 
     def reduce(self, value: Tensor) -> Tensor:
         """The sum of a tensor over all ranks."""

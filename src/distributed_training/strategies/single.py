@@ -19,7 +19,7 @@ from distributed_training.strategies.portable import (
     model_state,
     optimizer_state,
 )
-from distributed_training.strategies.precision import Precision
+from distributed_training.strategies.precision import Precision, wants_channels_last
 from distributed_training.strategies.update import Update
 
 
@@ -35,6 +35,7 @@ class SingleDevice(Strategy):
                 "use strategy=auto, or start one"
             )
         self.device = place.device
+        self.capturable = type(self) is SingleDevice and place.device.type == "cuda"
         self._precision: Precision | None = None
 
     def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:
@@ -45,6 +46,8 @@ class SingleDevice(Strategy):
         self._autocast = self._precision.autocast
         self._scaler = self._precision.scaler
         self._model = self.take_model(model, optimizer)
+        if self.capturable and wants_channels_last(self._model, self._precision.name, settings.channels_last):
+            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._update: Update | None = None
         if optimizer is not None:
             self._update = self.make_update(optimizer, settings)
@@ -69,6 +72,11 @@ class SingleDevice(Strategy):
     def step(self, loss: Tensor) -> StepResult:
         assert self._update is not None, "setup was called without an optimizer"
         return self._update(loss)
+
+    def step_state(self) -> list[Tensor]:
+        scaler = self._scaler
+        found = [getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)]
+        return [tensor for tensor in found if isinstance(tensor, Tensor)]
 
     def state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"model": model_state(self._model)}

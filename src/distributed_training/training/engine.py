@@ -39,6 +39,7 @@ class Engine:
             gradient_clip=training.gradient_clip,
             nonfinite=training.nonfinite,
             compile=training.compile,
+            channels_last=training.channels_last,
             fused=training.fused,
         )
         self.strategy = strategy
@@ -59,6 +60,10 @@ class Engine:
         if self._own_transform is not None:
             data = self._own_transform(data, batch.ids, epoch, training=training)
         return self._transform(data, batch.ids, epoch, training=training)
+
+    def takes_as_it_is(self, data: Any) -> bool:
+        """Whether `place` does nothing to this data but to bring it to the device."""
+        return self._own_transform is None and self._transform.passes(data)
 
     def answer(self, data: Any, *, need_loss: bool = True) -> Answer:
         """What the model says about placed data. To be called inside `autocast`."""

@@ -13,6 +13,7 @@ import torch
 from distributed_training.data.base import ToldToStop
 from distributed_training.strategies.base import Strategy
 from distributed_training.training.callbacks import Callback
+from distributed_training.training.capture import CapturedStep
 from distributed_training.training.guard import NonfiniteGuard
 from distributed_training.training.ledger import Ledger
 from distributed_training.training.schedule import Schedule
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class Loop:
     """Steps through epochs from the trainer's cursor on, until the last epoch or a wish to stop."""
 
-    def __init__(self, session: Session, step: TrainStep, schedule: Schedule, ledger: Ledger) -> None:
+    def __init__(self, session: Session, step: TrainStep | CapturedStep, schedule: Schedule, ledger: Ledger) -> None:
         trainer, config = session.trainer, session.trainer.config
         self.session, self.source, self.scheduler = session, session.source, session.scheduler
         self.step, self.schedule, self.ledger = step, schedule, ledger

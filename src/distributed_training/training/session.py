@@ -25,6 +25,7 @@ from distributed_training.runtime.world import read_world
 from distributed_training.tracking import RunInfo, Trackers, make_trackers
 from distributed_training.training import evaluation
 from distributed_training.training.agreement import check_same_everywhere, from_rank_0
+from distributed_training.training.capture import CapturedStep
 from distributed_training.training.ledger import Ledger
 from distributed_training.training.loop import Loop
 from distributed_training.training.progress import make_progress
@@ -173,7 +174,8 @@ class Session:
         own_schedule = ("constant", 0.0) if self.scheduler is not None else (training.schedule, training.warmup_epochs)
         schedule = Schedule(trainer.optimizer, own_schedule[0], trainer.epochs, own_schedule[1])
         step = TrainStep(trainer.engine, training.gradient_accumulation, training.seed)
-        return Loop(self, step, schedule, ledger)
+        captured = CapturedStep(step, trainer.model, trainer.optimizer, trainer.strategy, training.capture)
+        return Loop(self, captured if captured.wanted else step, schedule, ledger)
 
     def _begin(self, ledger: Ledger) -> None:
         trainer = self.trainer

@@ -29,7 +29,21 @@ class TrainStep:
 
     def __call__(self, batch: Batch, epoch: int, step: int) -> tuple[Tensor, StepResult]:
         """(loss, what the update did); both stay on the device. The losses of all ranks add up to the step's mean."""
-        loss = self.gradients(batch, epoch, step)
+        return self.compute(self.place(batch, epoch, step), batch)
+
+    def place(self, batch: Batch, epoch: int, step: int, *, may_stay: bool = False) -> Any:
+        """The batch's data on the device, and all generators where they belong in this step.
+
+        `may_stay`: what needs no work on the device may be given as it is, for somebody who copies it there.
+        """
+        self._seed_step(epoch, step)
+        if may_stay and self._engine.takes_as_it_is(batch.data):
+            return batch.data
+        return self._engine.place(batch, epoch, training=True)
+
+    def compute(self, data: Any, batch: Batch) -> tuple[Tensor, StepResult]:
+        """The step itself, with the batch's data on the device: nothing in here waits for the device."""
+        loss = self._in_parts(data, batch) if self._parts > 1 else self._whole(data, batch)
         return loss, self._strategy.step(loss)
 
     def gradients(self, batch: Batch, epoch: int, step: int, share: float = 1.0, last: bool = True) -> Tensor:
@@ -37,18 +51,20 @@ class TrainStep:
 
         An update over several batches gives each its `share`; gradients travel between ranks with the last of them.
         """
-        if epoch != self._epoch:
-            self._epoch, self._epoch_key = epoch, derive_key(self._seed, epoch)
-            if self._strategy.rank:  # other samples, so other dropout
-                self._epoch_key = extend_key(self._epoch_key, self._strategy.rank)
-        seed_torch(self._epoch_key + step & _SEEDS, self._strategy.device)
-        data = self._engine.place(batch, epoch, training=True)
+        data = self.place(batch, epoch, step)
         if self._parts > 1:
             return self._in_parts(data, batch, share, last)
         if share == 1.0:
             return self._whole(data, batch)
         with self._strategy.micro_batch(last):
             return self._whole(data, batch, share)
+
+    def _seed_step(self, epoch: int, step: int) -> None:
+        if epoch != self._epoch:
+            self._epoch, self._epoch_key = epoch, derive_key(self._seed, epoch)
+            if self._strategy.rank:  # other samples, so other dropout
+                self._epoch_key = extend_key(self._epoch_key, self._strategy.rank)
+        seed_torch(self._epoch_key + step & _SEEDS, self._strategy.device)
 
     def _whole(self, data: Any, batch: Batch, share: float = 1.0) -> Tensor:
         self._strategy.counts = not batch.padding
@@ -59,7 +75,7 @@ class TrainStep:
         self._strategy.backward(loss if share == 1.0 else loss * share)
         return loss.detach()
 
-    def _in_parts(self, data: Any, batch: Batch, share: float, last: bool) -> Tensor:
+    def _in_parts(self, data: Any, batch: Batch, share: float = 1.0, last: bool = True) -> Tensor:
         """Micro-batches weighted by their size, so that the gradient is that of the whole batch."""
         total = torch.zeros((), device=self._strategy.device)
         most = -(-batch.step_size // self._ranks)  # the same on all ranks: some strategies talk in every micro-batch

@@ -1,0 +1,159 @@
+"""Steps replayed as a CUDA graph: the training is that of eager steps, and what cannot be recorded runs eagerly."""
+
+from __future__ import annotations
+
+import logging
+import random
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from tests.training.examples import assert_same_weights, config
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from distributed_training import Callback, Trainer
+from distributed_training.runtime.errors import ConfigError
+
+REPLAYED = "steps are replayed as one CUDA graph"
+
+
+def data(samples: int = 500) -> tuple[Tensor, Tensor]:
+    numbers = torch.Generator().manual_seed(1)
+    labels = torch.randint(0, 4, (samples,), generator=numbers)
+    return torch.randn(4, 20, generator=numbers)[labels] + torch.randn(samples, 20, generator=numbers), labels
+
+
+def network(*extra: nn.Module) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.ReLU(), *extra, nn.Linear(64, 4))
+
+
+def trained(net: nn.Module, *callbacks: Callback, inputs: Any = None, run_dir: Any = False, **settings: Any) -> Trainer:
+    chosen = config(training__device="cuda", training__batch_size=32, training__epochs=3, **settings)
+    with closing(Trainer(net, config=chosen, run_dir=run_dir, callbacks=callbacks)) as trainer:
+        trainer.train(data() if inputs is None else inputs, resume="auto" if run_dir else "never")
+    return trainer
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("extra", [{}, {"training__gradient_accumulation": 2, "training__gradient_clip": 0.5}])
+def test_the_training_is_that_of_eager_steps(precision, optimizer, extra, caplog) -> None:  # type: ignore[no-untyped-def]
+    caplog.set_level(logging.INFO)
+    settings = {"training__precision": precision, "training__optimizer": optimizer, **extra}
+    replayed, eager = network(), network()
+    one = trained(replayed, training__capture="on", **settings)
+    assert REPLAYED in caplog.text
+    assert "the same bits" in caplog.text
+    other = trained(eager, training__capture="off", **settings)
+    assert one.last_metrics["train_loss"] == pytest.approx(other.last_metrics["train_loss"], rel=1e-4)
+    for name, weight in replayed.state_dict().items():
+        torch.testing.assert_close(weight, eager.state_dict()[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_a_resumed_training_ends_with_the_same_bits(in_tmp) -> None:  # type: ignore[no-untyped-def]
+    class Stop(Callback):
+        def on_step_end(self, trainer: Trainer, step: int, loss: Tensor) -> None:
+            if trainer.cursor.global_step == 21:
+                trainer.stop("test")
+
+    whole, parts = network(), network()
+    trained(whole, run_dir="whole", training__capture="on")
+    trained(parts, Stop(), run_dir="parts", training__capture="on")
+    trained(parts, run_dir="parts", training__capture="on")
+    assert_same_weights(whole, parts)
+
+
+class Branching(nn.Module):
+    """Looks at its input to decide what to do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if x.sum() > 0 else x
+
+
+class Moody(nn.Module):
+    """Draws on Python's side, where a graph does not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * random.random()
+
+
+class Hooked(nn.Module):
+    """Has a hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.register_forward_hook(self._count)
+
+    def _count(self, *_: Any) -> None:
+        self.calls += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("part", "why"), [(Branching, "captur"), (Moody, "differ from eager ones"), (Hooked, "has hooks")]
+)
+def test_what_cannot_be_recorded_runs_eagerly(part: type[nn.Module], why: str, caplog) -> None:  # type: ignore[no-untyped-def]
+    caplog.set_level(logging.INFO)
+    random.seed(0)
+    net = network(part(), nn.Dropout(0.1))
+    trainer = trained(net)
+    assert "steps run eagerly, not as a CUDA graph" in caplog.text
+    assert why in caplog.text
+    assert trainer.cursor.global_step == 48
+    if part is not Moody:
+        eager = network(part(), nn.Dropout(0.1))
+        trained(eager, training__capture="off")
+        for name, weight in net.state_dict().items():
+            torch.testing.assert_close(weight, eager.state_dict()[name], rtol=1e-3, atol=1e-5, msg=name)
+    with pytest.raises(ConfigError, match="cannot be recorded as a CUDA graph"):
+        trained(network(part()), training__capture="on")
+
+
+def test_a_step_that_is_not_finite_is_skipped_inside_the_graph(caplog) -> None:  # type: ignore[no-untyped-def]
+    inputs, labels = data()
+    inputs[250] = float("nan")
+    caplog.set_level(logging.INFO)
+    net = nn.Sequential(nn.Linear(20, 64), nn.Dropout(0.2), nn.ReLU(), nn.Linear(64, 4))
+    chosen = config(training__device="cuda", training__batch_size=32, training__epochs=2, training__capture="on")
+    with closing(Trainer(net, config=chosen, run_dir=False)) as trainer:
+        result = trainer.train((inputs, labels))
+    assert result.skipped_steps == 2
+    assert all(bool(torch.isfinite(weight).all()) for weight in net.parameters())
+    assert REPLAYED in caplog.text
+
+
+def test_a_setting_changed_between_epochs_has_the_step_recorded_again(caplog) -> None:  # type: ignore[no-untyped-def]
+    class Change(Callback):
+        def on_epoch_start(self, trainer: Trainer, epoch: int) -> None:
+            if epoch == 1:
+                trainer.optimizer.param_groups[0]["weight_decay"] = 0.5
+
+    caplog.set_level(logging.INFO)
+    replayed, eager = network(), network()
+    trained(replayed, Change(), training__capture="on")
+    assert caplog.text.count(REPLAYED) == 2
+    trained(eager, Change(), training__capture="off")
+    for name, weight in replayed.state_dict().items():
+        torch.testing.assert_close(weight, eager.state_dict()[name], rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_batches_of_many_shapes_run_eagerly(caplog) -> None:  # type: ignore[no-untyped-def]
+    def ragged(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        wide = 20 + int(rows[0][1]) % 4
+        return nn.functional.pad(torch.stack([x for x, _ in rows]), (0, wide - 20)), torch.stack([y for _, y in rows])
+
+    class Narrow(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, :20]
+
+    caplog.set_level(logging.INFO)
+    net = nn.Sequential(Narrow(), network())
+    batches = DataLoader(TensorDataset(*data(1500)), batch_size=16, shuffle=True, collate_fn=ragged)
+    trained(net, inputs=batches)
+    assert "batches were of another shape than the one recorded" in caplog.text
