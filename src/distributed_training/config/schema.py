@@ -65,7 +65,7 @@ class TrainingConfig:
     compile: bool = False
     """Run the model through torch.compile."""
     capture: Literal["auto", "on", "off"] = "auto"
-    """Replay the whole step on a GPU as one CUDA graph. auto: where the model allows it; on: an error where it does not."""
+    """Replay the whole step on a GPU as one CUDA graph. auto: where the model allows it; on: or else an error."""
     channels_last: Literal["auto", "on", "off"] = "auto"
     """Keep the weights of convolutions with the channels innermost. auto: on one GPU, in bf16 or fp16."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
