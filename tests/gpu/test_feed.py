@@ -79,11 +79,11 @@ def test_batches_arrive_on_the_device_with_what_they_were_copied_from(start_load
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_training_from_a_feed_never_waits_for_the_gpu(start_loader: StartLoader, in_tmp) -> None:  # noqa: F811
-    """torch raises on any synchronising call between the second step and the last before the log."""
+    """torch raises on any synchronising call, once it is clear how steps run and until the last before the log."""
 
     class NoWaiting(Callback):
         def on_step_end(self, trainer: Trainer, step: int, loss: Tensor) -> None:
-            if step == 2:
+            if step == 6:
                 torch.cuda.set_sync_debug_mode("error")
             if step == 50:
                 torch.cuda.set_sync_debug_mode("default")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -56,18 +58,18 @@ def test_digits_job_reaches_its_accuracy_on_the_gpu(in_tmp) -> None:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_loop_waits_for_the_gpu_only_when_it_logs(in_tmp) -> None:
-    """torch raises on any synchronising call between the second step and the last before the log."""
+    """torch raises on any synchronising call, once it is clear how steps run and until the last before the log."""
 
     class NoWaiting(Callback):
         def on_step_end(self, trainer: Trainer, step: int, loss: torch.Tensor) -> None:
-            if step == 2:
+            if step == 6:
                 torch.cuda.set_sync_debug_mode("error")
             if step == 28:
                 torch.cuda.set_sync_debug_mode("default")
 
     settings = {"training.log_every": 1000, "training.batch_size": 16, "training.gradient_clip": 1.0}
-    for optimizer in ("adamw", "sgd"):
-        chosen = config(**settings, **{"training.optimizer": optimizer})
+    for optimizer, capture in itertools.product(("adamw", "sgd"), ("on", "off")):
+        chosen = config(**settings, **{"training.optimizer": optimizer, "training.capture": capture})
         trainer = Trainer(mlp(), config=chosen, callbacks=[NoWaiting()], run_dir=False)
         try:
             assert trainer.train(blobs(), epochs=1).steps == 32

@@ -111,6 +111,9 @@ class Strategy(ABC):
     def step(self, loss: Tensor) -> StepResult:
         """Clip, update the weights and clear the gradients; or, if something is not finite, only clear them."""
 
+    def abandon_step(self) -> None:  # noqa: B027 (only for strategies that are capturable)
+        """Forget a step that was broken off somewhere between its forward pass and its update."""
+
     def step_state(self) -> list[Tensor]:
         """Tensors that a step changes beside weights and optimizer, such as the scale of the loss."""
         return []

@@ -73,6 +73,12 @@ class SingleDevice(Strategy):
         assert self._update is not None, "setup was called without an optimizer"
         return self._update(loss)
 
+    def abandon_step(self) -> None:
+        if self._scaler is not None:
+            self._scaler._per_optimizer_states.clear()  # it would take the next step for the second half of this one
+        if self._update is not None:
+            self._update.abandon()
+
     def step_state(self) -> list[Tensor]:
         scaler = self._scaler
         found = [getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)]

@@ -78,6 +78,11 @@ class Update:
         self._gradients.clear()
         return result
 
+    def abandon(self) -> None:
+        """Forget gradients that were on their way into an update."""
+        self._gradients.clear()
+        vars(self.optimizer).pop("found_inf", None)
+
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         """The norm of all gradients together."""
         if not gradients:

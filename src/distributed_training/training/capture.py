@@ -115,7 +115,9 @@ class CapturedStep:
             if self._misfits >= _MISFITS and 2 * self._misfits > self._steps:
                 self._give_up(f"{self._misfits} of {self._steps} batches were of another shape than the one recorded")
             return self._eager(data, batch)
-        return self._trial(data, batch) if self._steps > _WARM else self._eager(data, batch)
+        if self._steps <= _WARM or not self._optimizer.state:  # all steps so far may have been skipped
+            return self._eager(data, batch)
+        return self._trial(data, batch)
 
     # -- both ways
 
@@ -187,8 +189,7 @@ class CapturedStep:
             raise ConfigError(f"training.capture=on: the step cannot be recorded as a CUDA graph: {why}")
         logger.info("steps run eagerly, not as a CUDA graph: %s", why)
         self.wanted, self._recording = False, None
-        for p in self._model.parameters():
-            p.grad = None
+        self._strategy.abandon_step()
         gc.collect()
         torch.cuda.empty_cache()
 
