@@ -26,6 +26,7 @@ DATASETS: dict[str, str] = {
     "numpy": f"{__name__}.numpy_files",
     "parquet": f"{__name__}.parquet_files",
     "images": f"{__name__}.image_folder",
+    "huggingface": f"{__name__}.huggingface",
 }
 
 

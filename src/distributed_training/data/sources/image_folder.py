@@ -44,6 +44,8 @@ class ImageFolder(Dataset):
     `encoded`, an image is the bytes of its file.
     """
 
+    alone = True
+
     def __init__(
         self, root: Path, files: list[str], labels: np.ndarray, classes: list[str], arguments: ImageArguments
     ) -> None:

@@ -57,6 +57,7 @@ class NumpyDataset(ArrayDataset):
         super().__init__((inputs, targets), num_classes=num_classes, name="numpy")
         path = getattr(inputs, "filename", None)  # None for a copy of a memory map, which is a memmap in name only
         self._mapped = None if path is None else str(path)
+        self.alone = True
 
     def fetch(self, ids: np.ndarray) -> Any:
         inputs, targets = super().fetch(ids)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from distributed_training.data.base import Dataset, KeyedDataset, Splits
-from distributed_training.data.torch_dataset import fetch, repeats
+from distributed_training.data.torch_dataset import drew_something, fetch, repeats
 from distributed_training.runtime.errors import DataError
 
 
@@ -29,6 +29,14 @@ class Subset(KeyedDataset):
     @property
     def sample_seconds(self) -> float:  # type: ignore[override]
         return self.dataset.sample_seconds
+
+    @property
+    def alone(self) -> bool:  # type: ignore[override]
+        return self.dataset.alone
+
+    @property
+    def drew(self) -> bool:  # type: ignore[override]
+        return drew_something(self.dataset)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -43,6 +43,8 @@ class SyntheticArguments:
 class SyntheticImages(Dataset):
     """The samples `start` to `start + length` of an endless row of images made from their ids."""
 
+    alone = True
+
     def __init__(self, start: int, length: int, shape: tuple[int, ...], classes: int, noise: float) -> None:
         self.start, self.length, self.shape, self.num_classes, self.noise = start, length, shape, classes, noise
 
