@@ -39,6 +39,15 @@ VARIANTS: dict[str, tuple[dict[str, Any], Callable[[int], float]]] = {
     "deepspeed, stage 1": ({"name": "deepspeed", "zero_stage": 1}, lambda n: 8 + 8 / n),
     "deepspeed, stage 2": ({"name": "deepspeed", "zero_stage": 2}, lambda n: 4 + 12 / n),
     "deepspeed, stage 3": ({"name": "deepspeed", "zero_stage": 3}, lambda n: 16 / n),
+    # What `training.type=accelerated strategy.zero_stage=N` is.
+    **{
+        f"accelerate, stage {stage}": ({"name": "accelerate", "plugin": "deepspeed", "zero_stage": stage}, formula)
+        for stage, formula in (
+            (1, lambda n: 8 + 8 / n),
+            (2, lambda n: 4 + 12 / n),
+            (3, lambda n: 16 / n),
+        )
+    },
 }
 
 

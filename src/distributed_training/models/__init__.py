@@ -12,7 +12,7 @@ from torch import nn
 
 from distributed_training.config import Config, ModelConfig
 from distributed_training.config.check import did_you_mean
-from distributed_training.models import custom, gpt, mlp, resnet, vae
+from distributed_training.models import custom, gpt, huggingface, mlp, resnet, vae
 from distributed_training.models.base import Shape
 from distributed_training.models.weights import load_pretrained
 from distributed_training.runtime.errors import ConfigError, ModelError
@@ -26,6 +26,7 @@ MODELS: dict[str, Callable[[ModelConfig, Shape | None], nn.Module]] = {
     "resnet50": resnet.build,
     "vae": vae.build,
     "gpt": gpt.build,
+    "huggingface": huggingface.build,
 }
 
 

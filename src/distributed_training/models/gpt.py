@@ -80,6 +80,8 @@ class Block(nn.Module):
 class GPT(CheckpointedModule):
     """Embeddings, transformer blocks, and logits from the token embedding itself (tied weights)."""
 
+    loss_type = "ForCausalLM"  # as transformers names it: labels are shifted by one, -100 is not judged
+
     def __init__(self, args: GPTArguments) -> None:
         super().__init__()
         self.context = args.context
