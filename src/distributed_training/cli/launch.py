@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from distributed_training.cli import launch_ray
+from distributed_training.cli import launch_sagemaker as sm
+
 if TYPE_CHECKING:
     from distributed_training.launch.report import Outcome
 
@@ -25,11 +28,14 @@ def launch(
         str, typer.Option(help="Processes on each machine; auto: one a GPU, or one.", rich_help_panel=_ONE)
     ] = "auto",
     max_restarts: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="How often all start again from the newest checkpoint after a failure.", rich_help_panel=_ONE
+            "--max-restarts",
+            "--restarts",
+            help="How often all start again from the newest checkpoint after a failure.",
+            rich_help_panel=_ONE,
         ),
-    ] = 0,
+    ] = None,
     deadline: Annotated[
         float | None,
         typer.Option(help="Longest wait in seconds for other machines and ranks.", rich_help_panel=_ONE),
@@ -60,13 +66,25 @@ def launch(
     ssh: Annotated[str, typer.Option(help="The ssh command, with options of yours.", rich_help_panel=_SSH)] = "ssh",
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="One more variable that the hosts get.", rich_help_panel=_SSH),
+        typer.Option(
+            metavar="NAME",
+            help="One more variable that the hosts get; SageMaker takes NAME=VALUE too.",
+            rich_help_panel=_SSH,
+        ),
     ] = None,
     mpi: Annotated[bool, typer.Option("--mpi", help="Start the ranks by mpirun.", rich_help_panel=_MPI)] = False,
     hostfile: Annotated[
         Path | None,
         typer.Option(help="Machines for mpirun, one a line: `machine1 slots=2`.", rich_help_panel=_MPI),
     ] = None,
+    ray: launch_ray.Ray = False,
+    address: launch_ray.Address = None,
+    workers: launch_ray.Workers = None,
+    min_workers: launch_ray.MinWorkers = None,
+    cpus_per_worker: launch_ray.CpusPerWorker = 1.0,
+    gpus_per_worker: launch_ray.GpusPerWorker = None,
+    placement: launch_ray.Placement = "pack",
+    nodes_within: launch_ray.NodesWithin = 0.0,
     slurm: Annotated[
         bool, typer.Option("--slurm", help="Write a batch script for sbatch.", rich_help_panel=_SLURM)
     ] = False,
@@ -82,8 +100,29 @@ def launch(
         list[str] | None,
         typer.Option(metavar="OPTION", help="Any other line for sbatch, such as --qos=high.", rich_help_panel=_SLURM),
     ] = None,
+    sagemaker: sm.On = False,
+    instance_type: sm.InstanceType = None,
+    instances: sm.Instances = None,
+    role: sm.Role = None,
+    image: sm.Image = None,
+    framework: sm.Framework = None,
+    framework_version: sm.FrameworkVersion = None,
+    spot: sm.Spot = False,
+    max_run: sm.MaxRun = None,
+    max_wait: sm.MaxWait = None,
+    bucket: sm.Bucket = None,
+    region: sm.Region = None,
+    job_name: sm.JobName = None,
+    data: sm.Data = None,
+    checkpoints: sm.Checkpoints = None,
+    secret: sm.Secret = None,
+    no_wait: sm.NoWait = False,
+    dry_run: sm.DryRun = False,
+    attach: sm.Attach = None,
+    stop: sm.Stop = None,
 ) -> None:
-    """Run a command, or a script of yours, in several processes: here, on many machines, by ssh, mpirun or Slurm.
+    """Run a command, or a script of yours, in several processes: here, on many machines, by ssh, mpirun, Ray, Slurm or
+    Amazon SageMaker.
 
     A failure on one rank ends all; its traceback comes last. Ctrl-C saves a checkpoint first.
 
@@ -99,21 +138,71 @@ def launch(
 
     `dtrain launch --mpi --hostfile hosts.txt -- train config.yaml strategy=mpi`
 
+    `dtrain launch --ray --address 10.0.0.1:6379 --workers 8 -- train config.yaml strategy=ddp`
+
     `dtrain launch --slurm --nodes 2 --nproc 4 --time 4:00:00 --output job.sh -- train config.yaml`
+
+    `dtrain launch --sagemaker --instance-type ml.g5.xlarge --role ARN --spot -- train config.yaml`
     """
     from distributed_training.launch.program import python_arguments
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch: its remarks on sockets are no news for users
 
+    if sagemaker and attach is not None:
+        sys.exit(sm.attach(attach, region))
+    if sagemaker and stop is not None:
+        return sm.stop(stop, region)
     known = context.parent.command.list_commands(context) if context.parent else []  # type: ignore[attr-defined]
     program = python_arguments(words or [], set(known) - {context.info_name})
+    on_ray = launch_ray.RayOptions(
+        address, workers, min_workers, cpus_per_worker, gpus_per_worker, placement, nodes_within
+    )
+    if ray:
+        launch_ray.refuse_beside_ray(rdzv=rdzv, master=master, hosts=hosts, nproc=None if nproc == "auto" else nproc)
+        _end(launch_ray.launch_on_ray(context, words or [], program, on_ray, max_restarts, deadline, env or []))
+    launch_ray.refuse_without_ray(on_ray)
+    restarts = max_restarts or 0
+    job_settings = {
+        "instance_type": instance_type,
+        "instances": instances,
+        "role": role,
+        "image": image,
+        "framework": framework,
+        "framework_version": framework_version,
+        "spot": spot or None,
+        "max_run": max_run,
+        "max_wait": max_wait,
+        "bucket": bucket,
+        "region": region,
+        "checkpoints": checkpoints,
+    }
+    if sagemaker:
+        several = None if nnodes == "1" else nnodes
+        sm.refuse_with_sagemaker(rdzv=rdzv, master=master, hosts=hosts, hostfile=hostfile, mpi=mpi, nnodes=several)
+        wishes = sm.Wishes(
+            words=words or [],
+            program=program,
+            settings=job_settings,
+            job_name=job_name,
+            data=data or [],
+            secrets=secret or [],
+            env=env or [],
+            nproc=nproc,
+            max_restarts=restarts,
+            deadline=deadline,
+            wait=not no_wait,
+            dry_run=dry_run,
+        )
+        commands = getattr(context.parent.command, "commands", {}) if context.parent else {}
+        sys.exit(sm.launch_on_sagemaker(wishes, commands.get((words or [""])[0])))
+    sm.refuse_without_sagemaker(**job_settings, data=data, secret=secret, dry_run=dry_run, attach=attach, stop=stop)
     if slurm:
         from distributed_training.launch import slurm as batch
 
         request = batch.Request(
             nodes=_machines(nnodes)[1],
             nproc=_count(nproc),
-            restarts=max_restarts,
+            restarts=restarts,
             time=time,
             partition=partition,
             account=account,
@@ -127,12 +216,10 @@ def launch(
         from distributed_training.launch import ssh as remote
 
         places = remote.read_hosts(hosts, None if nproc == "auto" else _count(nproc))
-        job = remote.Job(
-            places, program, ssh, remote_python or sys.executable, master, max_restarts, deadline, env or []
-        )
+        job = remote.Job(places, program, ssh, remote_python or sys.executable, master, restarts, deadline, env or [])
         sys.exit(remote.run(job))
     if mpi or hostfile is not None:
-        _refuse_for_mpi(rdzv=rdzv, master=master, max_restarts=max_restarts, nnodes=None if nnodes == "1" else nnodes)
+        _refuse_for_mpi(rdzv=rdzv, master=master, max_restarts=restarts, nnodes=None if nnodes == "1" else nnodes)
         from distributed_training.launch import mpi as mpirun
 
         places = mpirun.read_hostfile(hostfile, None if nproc == "auto" else _count(nproc)) if hostfile else []
@@ -140,7 +227,7 @@ def launch(
         _end(mpirun.run(mpirun.Job(program, places, _count(nproc), python, deadline, env or [])))
     from distributed_training.launch.local import Launch, run
 
-    _end(run(Launch(program, _count(nproc), _machines(nnodes), node_rank, master, rdzv, max_restarts, deadline)))
+    _end(run(Launch(program, _count(nproc), _machines(nnodes), node_rank, master, rdzv, restarts, deadline)))
 
 
 def _end(outcome: Outcome) -> NoReturn:

@@ -19,10 +19,13 @@ from distributed_training.runtime import failure
 from distributed_training.runtime.signals import end_with_parent
 
 
-def main(tell: Callable[[dict[str, Any]], None] | None = None) -> None:
-    """Run `-m module arguments` or `script.py arguments`. An error is left in a file, or goes to `tell`."""
+def main(tell: Callable[[dict[str, Any]], None] | None = None, orphaned: signal.Signals = signal.SIGTERM) -> None:
+    """Run `-m module arguments` or `script.py arguments`. An error is left in a file, or goes to `tell`.
+
+    `orphaned` is the signal that this process gets when its launcher is gone.
+    """
     faulthandler.enable()
-    end_with_parent()
+    end_with_parent(orphaned)
     failure.speak_through_launcher(tell)
     program = sys.argv[1:]
     try:

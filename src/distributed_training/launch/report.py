@@ -31,11 +31,17 @@ class Outcome:
     report: str = ""
 
 
-def of_failures(failures: Mapping[int, ProcessFailure], world_size: int) -> Outcome:
-    """The rank whose failure came first. The others only ended because of it."""
+def of_failures(
+    failures: Mapping[int, ProcessFailure], world_size: int, where: Mapping[int, str] | None = None
+) -> Outcome:
+    """The rank whose failure came first. The others only ended because of it.
+
+    `where` names machine and process of each rank; left out, they are of this machine.
+    """
     rank, failure = min(failures.items(), key=lambda item: (_how_late(item[1]), item[1].timestamp, item[0]))
     code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
-    return Outcome(code, _describe(f"rank {rank} of {world_size} ({platform.node()}, process {failure.pid})", failure))
+    place = where[rank] if where is not None else f"{platform.node()}, process {failure.pid}"
+    return Outcome(code, _describe(f"rank {rank} of {world_size} ({place})", failure))
 
 
 def of_signal(number: signal.Signals, given_up_after: float, errors: list[str]) -> Outcome:
