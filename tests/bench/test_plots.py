@@ -9,8 +9,9 @@ import threading
 
 import pytest
 
+from distributed_training.bench.canvas import DARK, LIGHT
 from distributed_training.bench.history import History, Series
-from distributed_training.bench.plots import DARK, LIGHT, direction, draw, epoch_marks, families, smoothed, split_of
+from distributed_training.bench.plots import direction, draw, epoch_marks, families, smoothed, split_of
 from distributed_training.runtime.errors import MissingDependencyError
 
 pytest.importorskip("matplotlib")

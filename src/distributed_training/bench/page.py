@@ -17,6 +17,10 @@ TONES = {"completed": "good", "stopped early": "good", "interrupted": "warn", "f
 NO_END = "running or killed"
 
 
+class Html(str):
+    """Text that is HTML already, and is not escaped again."""
+
+
 @dataclass(frozen=True)
 class Image:
     """One plot in both looks, as PNG."""
@@ -24,6 +28,12 @@ class Image:
     title: str
     light: bytes
     dark: bytes
+    over: str = "over steps"
+
+    @property
+    def alt(self) -> str:
+        """What it shows, for those who cannot see it."""
+        return f"{self.title} {self.over}".strip()
 
 
 def render_page(name: str, history: History, config: str, images: Sequence[Image]) -> str:
@@ -33,14 +43,19 @@ def render_page(name: str, history: History, config: str, images: Sequence[Image
         f'<header><h1>{escape(name)}</h1><span class="badge {TONES.get(status, "")}">{escape(status)}</span></header>',
         f'<p class="muted">{escape(_when(history))}</p>',
         _tiles(history),
-        '<section class="plots">' + "".join(_figure(image) for image in images) + "</section>",
+        '<section class="plots">' + "".join(figure(image) for image in images) + "</section>",
         f"<section><h2>Result</h2>{_result_table(history)}</section>" if history.status else "",
         f"<section><h2>Metrics</h2>{_metrics_table(history)}{_not_finite(history)}</section>",
         f"<section><h2>Machine and model</h2>{_facts_table(history.facts)}</section>" if history.facts else "",
         f"<details><summary>Configuration</summary><pre>{escape(config)}</pre></details>",
         '<footer class="muted">Made by distributed_training from the events of this run.</footer>',
     ]
-    return PAGE.format(title=escape(name), css=CSS, body="\n".join(section for section in sections if section))
+    return whole_page(name, sections)
+
+
+def whole_page(title: str, sections: Sequence[str], css: str = "") -> str:
+    """A page of sections that are HTML already, empty ones left out. `css` adds to the looks of all reports."""
+    return PAGE.format(title=escape(title), css=CSS + css, body="\n".join(section for section in sections if section))
 
 
 def number(value: float) -> str:
@@ -89,6 +104,11 @@ def _tiles(history: History) -> str:
         seconds = history.ended - history.started
     if seconds is not None and math.isfinite(seconds):
         tiles.append(("time", duration(seconds), f"{history.last_step:,} steps"))
+    return tiles_section(tiles)
+
+
+def tiles_section(tiles: Sequence[tuple[str, str, str]]) -> str:
+    """Figures in a row, each with a name above and a note below."""
     cells = (
         f'<div class="tile"><span>{what}</span><strong>{value}</strong><span>{note}</span></div>'
         for what, value, note in (map(escape, tile) for tile in tiles)
@@ -96,15 +116,16 @@ def _tiles(history: History) -> str:
     return '<section class="tiles">' + "".join(cells) + "</section>"
 
 
-def _figure(image: Image) -> str:
+def figure(image: Image) -> str:
+    """A plot in the look that the reader's machine asks for."""
     light, dark = (f"data:image/png;base64,{base64.b64encode(data).decode()}" for data in (image.light, image.dark))
     source = f'<source media="(prefers-color-scheme: dark)" srcset="{dark}">'
-    return f'<figure><picture>{source}<img src="{light}" alt="{escape(image.title)} over steps"></picture></figure>'
+    return f'<figure><picture>{source}<img src="{light}" alt="{escape(image.alt)}"></picture></figure>'
 
 
 def _result_table(history: History) -> str:
     """What the trainer itself said at the end."""
-    return _table(("", ""), [("status", history.status or ""), *((k, number(v)) for k, v in history.summary.items())])
+    return table(("", ""), [("status", history.status or ""), *((k, number(v)) for k, v in history.summary.items())])
 
 
 def _metrics_table(history: History) -> str:
@@ -114,7 +135,7 @@ def _metrics_table(history: History) -> str:
         best = series.best(mode) if mode else None
         best_cells = (number(best[1]), f"{best[0]:,}") if best else ("", "")
         rows.append((name, number(series.last), f"{series.steps[-1]:,}", *best_cells))
-    return _table(("metric", "last", "at step", "best", "at step"), rows)
+    return table(("metric", "last", "at step", "best", "at step"), rows)
 
 
 def _not_finite(history: History) -> str:
@@ -124,7 +145,7 @@ def _not_finite(history: History) -> str:
 
 
 def _facts_table(facts: Mapping[str, Any]) -> str:
-    return _table(("", ""), [(name, str(value)) for name, value in _flat(facts)])
+    return table(("", ""), [(name, str(value)) for name, value in _flat(facts)])
 
 
 def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -139,9 +160,11 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return rows
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of text, escaped. A cell that is `Html` is taken as it is."""
     titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    lines = ("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    cells = ([cell if isinstance(cell, Html) else escape(cell) for cell in row] for row in rows)
+    lines = ("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in cells)
     heading = f"<thead><tr>{titles}</tr></thead>" if any(head) else ""
     return f'<div class="scroll"><table>{heading}<tbody>{"".join(lines)}</tbody></table></div>'
 

@@ -1,18 +1,25 @@
-"""The curves of a run as PNG images, one for each family of metrics.
-
-Figures are drawn on their own Agg canvas and never through pyplot: no display, no global state, safe in any thread.
-"""
+"""The curves of a run as PNG images, one for each family of metrics."""
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from distributed_training.bench.canvas import (
+    HALF,
+    LIGHT,
+    WIDE,
+    Theme,
+    frame,
+    legend,
+    new_figure,
+    plain_text,
+    png,
+    whole_numbers,
+)
 from distributed_training.bench.history import History, Series
-from distributed_training.runtime.imports import require
 
 SPLITS = ("train", "val", "test")
 SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
@@ -21,24 +28,6 @@ SMOOTH_FROM = 60  # points from which a noisy curve gets a smoothed one over it
 HIGHER_IS_BETTER = ("accuracy", "f1", "auc", "precision", "recall", "iou", "bleu", "r2")
 LOWER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse")
 FROM_ZERO = ("lr", "samples_per_second", "grad_norm")  # axes that start at zero, to show changes at their true size
-
-
-@dataclass(frozen=True)
-class Theme:
-    """The colours of one look. A split has the same colour in every plot."""
-
-    background: str
-    text: str
-    muted: str
-    grid: str
-    train: str
-    val: str
-    test: str
-    other: str
-
-
-LIGHT = Theme("#ffffff", "#1f2937", "#6b7280", "#e5e7eb", "#2563eb", "#ea580c", "#059669", "#475569")
-DARK = Theme("#161b22", "#e6edf3", "#9aa4b2", "#2d343e", "#6ea8fe", "#ffa657", "#56d39b", "#a5b4c8")
 
 
 @dataclass(frozen=True)
@@ -99,26 +88,21 @@ def direction(metric: str) -> str | None:
 
 def draw(history: History, family: Family, theme: Theme = LIGHT, wide: bool = False) -> bytes:
     """One plot as the bytes of a PNG file."""
-    require("matplotlib", "plots", "drawing the plots of a report")
-    from matplotlib.figure import Figure
-
-    figure = Figure(
-        figsize=(10.5, 4.4) if wide else (7.0, 3.9), dpi=144, layout="constrained", facecolor=theme.background
-    )
+    figure = new_figure(theme, WIDE if wide else HALF)
     axes = figure.add_subplot()
-    _frame(axes, family, theme)
+    frame(axes, family.title, theme, "step")
+    whole_numbers(axes.xaxis)
     axes.set_xlim(-0.01 * history.last_step, 1.015 * history.last_step or 1)  # the same in all plots of a run
-    percent = _scale(axes, family, [value for name in family.metrics for _, value in history.series[name].finite()])
+    shown = [value for name in family.metrics for _, value in history.series[name].finite()]
+    percent = scale(axes, family.metrics[0], shown)
     for name in family.metrics:
         _curve(axes, name, history.series[name], theme, "{:.2%}" if percent else "{:.4g}")
     if family.file == "loss":
         for step in history.resumed_at:
             axes.axvline(step, color=theme.muted, linewidth=1, linestyle=(0, (2, 3)), label="resumed", zorder=1)
     _epochs(axes, history.series.get("epoch"), theme)
-    _legend(axes, theme)
-    image = io.BytesIO()
-    figure.savefig(image, format="png", facecolor=theme.background)
-    return image.getvalue()
+    legend(axes, theme)
+    return png(figure, theme)
 
 
 def epoch_marks(epoch: Series | None, most: int = 12) -> list[tuple[int, float]]:
@@ -155,50 +139,34 @@ def smoothed(values: list[float]) -> list[float]:
     return means
 
 
-def _file_name(group: str) -> str:
-    """A safe file name whatever the metric is called."""
-    return re.sub(r"[^a-z0-9]+", "_", group.lower()).strip("_")[:60] or "metric"
-
-
-def _frame(axes: Any, family: Family, theme: Theme) -> None:
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
-    axes.set_facecolor(theme.background)
-    axes.set_title(_plain_text(family.title), loc="left", color=theme.text, fontsize=13, fontweight="bold", pad=6)
-    axes.set_xlabel("step", color=theme.muted, fontsize=10)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-    axes.tick_params(colors=theme.muted, labelsize=9, length=0, which="both")
-    axes.grid(axis="y", color=theme.grid, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(theme.grid)
-    axes.margins(x=0.015, y=0.08)
-
-
-def _scale(axes: Any, family: Family, values: list[float]) -> bool:
-    """Choose the y axis by what is shown; says whether it is in percent."""
+def scale(axes: Any, metric: str, values: list[float]) -> bool:
+    """Choose the y axis by the metric that is shown and its values; says whether it is in percent."""
     from matplotlib.ticker import PercentFormatter, StrMethodFormatter
 
     low, high = min(values), max(values)
-    if "accuracy" in family.metrics[0] and low >= 0 and high <= 1:
+    if "accuracy" in metric and low >= 0 and high <= 1:
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
         return True
-    if direction(family.metrics[0]) == "min" and low > 0 and high / low > 100:
+    if direction(metric) == "min" and low > 0 and high / low > 100:
         axes.set_yscale("log")
     elif high >= 1000:
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     elif low != high:
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    if family.metrics[0] in FROM_ZERO and low >= 0:
+    if metric in FROM_ZERO and low >= 0:
         axes.set_ylim(0, high * 1.08 or 1)
     return False
+
+
+def _file_name(group: str) -> str:
+    """A safe file name whatever the metric is called."""
+    return re.sub(r"[^a-z0-9]+", "_", group.lower()).strip("_")[:60] or "metric"
 
 
 def _curve(axes: Any, name: str, series: Series, theme: Theme, number: str) -> None:
     split = split_of(name)[0]
     color = getattr(theme, split or "other")
-    label = SPLIT_NAMES.get(split, _plain_text(name))
+    label = SPLIT_NAMES.get(split, plain_text(name))
     steps, values = series.steps, series.values
     if len(values) >= SMOOTH_FROM and name != "lr":  # a schedule is exact, there is no noise to smooth
         axes.plot(*_thin(steps, values), color=color, linewidth=0.8, alpha=0.28, solid_joinstyle="round")
@@ -228,19 +196,3 @@ def _epochs(axes: Any, epoch: Series | None, theme: Theme) -> None:
     top.set_xticks([step for _, step in marks], labels)
     top.tick_params(colors=theme.muted, labelsize=8, length=0, pad=2)
     top.spines["top"].set_visible(False)
-
-
-def _legend(axes: Any, theme: Theme) -> None:
-    handles: dict[str, Any] = {}
-    for handle, label in zip(*axes.get_legend_handles_labels()):
-        handles.setdefault(label, handle)
-    if len(handles) > 1:
-        legend = axes.legend(
-            handles.values(), handles.keys(), fontsize=9, labelcolor=theme.text, loc="best", framealpha=0.85
-        )
-        legend.get_frame().set(facecolor=theme.background, edgecolor="none")
-
-
-def _plain_text(text: str) -> str:
-    """Text that matplotlib shows as it is: a dollar sign would begin a formula."""
-    return text.replace("$", r"\$")

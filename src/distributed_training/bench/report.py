@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from distributed_training.bench.canvas import DARK, LIGHT
 from distributed_training.bench.history import load_history
 from distributed_training.bench.page import Image, render_page
-from distributed_training.bench.plots import DARK, LIGHT, draw, families
+from distributed_training.bench.plots import draw, families
 from distributed_training.runtime.errors import RunDirectoryError
 from distributed_training.runtime.run_directory import RunDirectory
 
