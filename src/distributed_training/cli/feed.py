@@ -39,6 +39,23 @@ def feed(
             metavar="TUNNEL",
         ),
     ] = None,
+    on_ray: Annotated[
+        bool,
+        typer.Option(
+            "--ray", help="Put the workers on the CPUs of a Ray cluster, spread over its nodes, which have the data."
+        ),
+    ] = False,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            help="With --ray: the cluster, `HOST:PORT` or `ray://HOST:PORT`; left out, that of RAY_ADDRESS or of this "
+            "machine.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
+    loaders: Annotated[
+        int | None, typer.Option(help="With --ray: how many workers; left out, as for --workers.", min=1)
+    ] = None,
     end_with_parent: Annotated[bool, typer.Option("--end-with-parent", hidden=True)] = False,
     verbose: Verbose = False,
 ) -> None:
@@ -54,7 +71,13 @@ def feed(
     `dtrain feed config.yaml`  (the GPU side is on this machine)
 
     `dtrain feed config.yaml --listen network.cpu_host=0.0.0.0`  (the GPU side dials: `dtrain serve --connect LINK`)
+
+    `dtrain feed config.yaml --to LINK --ray --loaders 16`  (on the CPUs of a Ray cluster)
     """
+    if on_ray and (listen or workers is not None):
+        raise typer.BadParameter("--ray has workers that call the GPU side: give --loaders, not --workers or --listen")
+    if not on_ray and (address is not None or loaders is not None):
+        raise typer.BadParameter("--address and --loaders are for --ray; --workers is for this machine")
     if listen and to is not None:
         raise typer.BadParameter("--listen awaits the GPU side's call, --to calls it: give one of them")
     if tunnel is not None and not listen:
@@ -69,6 +92,13 @@ def feed(
     if end_with_parent:
         end_with()
     links = [] if listen else links_to(to, None, None, config)
+    if on_ray:
+        from distributed_training.launch.ray_cluster import connected
+        from distributed_training.launch.ray_feed import RayFeed
+
+        with connected(address) as ray:
+            RayFeed(ray, config, links, loaders or max(config.data.num_workers, len(links), 1)).run()
+        return
     feeding = feeding_from(config, len(links))
     if workers is not None:
         feeding.workers = workers

@@ -37,8 +37,9 @@ _LOOK = 0.5
 _ENDING = 5.0  # seconds that workers have to end by themselves when the run is over
 _EARLY, _MOST_EARLY = 5.0, 5  # deaths within so many seconds of the start, so many times in a row, are no accident
 _FINAL = 9  # exit code: another attempt would end the same way
-_SWITCH = 0.0005  # seconds that loading may keep Python from sending
 _TEXT = 4000
+SWITCH = 0.0005
+"""Seconds that loading may keep Python from sending."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ class Loader:
         held_out = Part(*validation) if validation is not None else None
         told = {"workers": workers} if isinstance(link, HomeDoor) else {}  # so many connections are to be dialled
         course = Course(Part(dataset, plan), held_out, {**(facts or {}), **told})
-        self._work = Work(course, dataset.fingerprint(), course.all_facts(), settings or LoaderSettings(), home)
+        self.work = Work(course, dataset.fingerprint(), course.all_facts(), settings or LoaderSettings(), home)
+        """What its workers have in common, wherever they run."""
         self._links = [PairingLink.parse(one) if isinstance(one, str) else one for one in links]
         self._workers, self._on_figures = workers, on_figures
         self._processes: list[_Process] = []
@@ -146,7 +148,7 @@ class Loader:
             bytes=int(self._gone[1] + sum(board.bytes for board in boards)),
             loading=self._gone[2] + sum(board.loading for board in boards),
             restarts=self._restarts,
-            **_furthest(boards),
+            **furthest(boards),
         )
 
     @property
@@ -174,7 +176,7 @@ class Loader:
         reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         process = self._context.Process(
             target=_main,
-            args=(self._work, link, board, writing, os.getpid(), number),
+            args=(self.work, link, board, writing, os.getpid(), number),
             name=f"dtrain feed worker {number}",
         )
         with garbage_stays_here():
@@ -216,7 +218,7 @@ class Loader:
             self._gone[at] += value
 
 
-def _furthest(boards: Sequence[Board]) -> dict[str, Any]:
+def furthest(boards: Sequence[Board]) -> dict[str, Any]:
     """What the worker knows of training that has heard of it last."""
     board = max(boards, key=lambda board: (board.epoch, board.step), default=None)
     if board is None:
@@ -250,7 +252,7 @@ def _main(work: Work, link: PairingLink | HomeDoor, board: Board, errors: int, p
     torch.set_num_threads(1)
     keep_freed_memory()
     claim_generators()
-    sys.setswitchinterval(_SWITCH)
+    sys.setswitchinterval(SWITCH)
     try:
         Worker(work, link, board, receives=number == 0).run()
     except DistributedTrainingError as error:

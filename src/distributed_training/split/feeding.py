@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from distributed_training.config import Config
 from distributed_training.data import Loader as LocalLoader
 from distributed_training.feed import Loader
 from distributed_training.feed.answering import HomeDoor
+from distributed_training.feed.homecoming.home import Home
 from distributed_training.feed.loader import LoaderFigures
 from distributed_training.feed.pairing import PairingLink
 from distributed_training.split.homecoming import home_for, say_where
@@ -35,8 +36,7 @@ class Feeding:
     def run(self, links: list[PairingLink] | HomeDoor, config: Config) -> LoaderFigures:
         """Load until the training is over, for the GPU side at these links or for the one that calls at a door."""
         ranks = len(links) if isinstance(links, list) else 1  # of a GPU side that calls: not known
-        plan, held_out = self.train.plan, self.validation
-        epochs = self.facts.get("epochs")
+        plan, epochs = self.train.plan, self.facts.get("epochs")
         screen = LoaderScreen(
             config.run.progress,
             plan.steps_per_epoch,
@@ -45,23 +45,34 @@ class Feeding:
             epochs if isinstance(epochs, int) else None,
         )
         home, began = home_for(config, self.train), time.time()
-        loader = Loader(
-            self.train.dataset,
-            plan,
-            links,
-            workers=self.workers,
-            settings=loader_settings(config),
-            on_figures=screen,
-            validation=(held_out.dataset, held_out.plan) if held_out is not None else None,
-            facts={**facts_for_model(self.train), **self.facts},
-            home=home,
-        )
+        loader = self.loader(links, config, home, screen)
         try:
             return loader.run()
         finally:
             screen.close(loader.figures())
             if home is not None and config.run.progress != "off":
                 say_where(home, began)
+
+    def loader(
+        self,
+        links: list[PairingLink] | HomeDoor,
+        config: Config,
+        home: Home | None,
+        on_figures: Callable[[LoaderFigures], None] | None = None,
+    ) -> Loader:
+        """The loader that brings it, not started."""
+        held_out = self.validation
+        return Loader(
+            self.train.dataset,
+            self.train.plan,
+            links,
+            workers=self.workers,
+            settings=loader_settings(config),
+            on_figures=on_figures,
+            validation=(held_out.dataset, held_out.plan) if held_out is not None else None,
+            facts={**facts_for_model(self.train), **self.facts},
+            home=home,
+        )
 
 
 def feeding_from(config: Config, ranks: int = 1) -> Feeding:
