@@ -5,9 +5,9 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 INPUTS  := pyproject.toml constraints.txt scripts/setup.sh
 # A test that fails is run once more; what passed only then is listed at the end as RERUN, and is a defect to look at.
-PYTEST  := $(BIN)/python -m pytest --reruns 1 -rfERs --cov
+PYTEST  := $(BIN)/python -m pytest --reruns 1 -rfERs --durations=15
 # Jobs of several processes with deadlines, ports and namespaces of their own: one at a time.
-MANY    := $(addprefix tests/,feed gpu integration launch native split strategies)
+MANY    := $(addprefix tests/,feed gpu huggingface integration launch native split strategies tuning)
 
 .PHONY: train test lint tests bare format clean help
 
@@ -22,10 +22,10 @@ lint: $(VENV)/.installed-all  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-tests: $(VENV)/.installed-all  ## All tests, with the coverage floor
+tests: $(VENV)/.installed-all  ## All tests; the quick ones with a coverage floor
 	$(BIN)/dtrain native build
-	$(PYTEST) -n $(WORKERS) --dist loadfile --cov-fail-under=0 --cov-report= tests $(MANY:%=--ignore=%)
-	$(PYTEST) --cov-append --cov-report=term --cov-report=xml $(MANY)
+	$(PYTEST) --cov --cov-report=xml -n $(WORKERS) --dist loadfile tests $(MANY:%=--ignore=%)
+	$(PYTEST) $(MANY)
 
 bare: $(VENV)/.installed-all  ## A fresh environment without any extra imports, trains and resumes
 	scripts/check_bare_install.sh $(PYTHON)
@@ -40,7 +40,7 @@ $(VENV)/.installed: $(INPUTS)
 
 $(VENV)/.installed-all: $(INPUTS) scripts/build_horovod.sh scripts/install_system_packages.sh
 	scripts/install_system_packages.sh
-	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,accelerate,deepspeed,horovod,mpi,feed,tunnel,dev
+	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,accelerate,deepspeed,horovod,mpi,feed,tunnel,hf,ray,sagemaker,dev
 	touch $@ $(VENV)/.installed
 
 clean:  ## Remove the environment and caches

@@ -7,7 +7,9 @@ import distributed_training
 
 def test_the_public_names_are_these() -> None:
     assert distributed_training.__all__ == [
+        "AcceleratedTrainer",
         "ArrayDataset",
+        "BasicTrainer",
         "CPULoader",
         "Callback",
         "ColabGPUTrainer",

@@ -13,6 +13,7 @@ from distributed_training._version import __version__
 if TYPE_CHECKING:
     from distributed_training.config import Config, get_config
     from distributed_training.data import ArrayDataset, Dataset, Loader, Plan
+    from distributed_training.huggingface import AcceleratedTrainer, BasicTrainer
     from distributed_training.launch.spawn import spawn
     from distributed_training.models import get_model
     from distributed_training.runtime.errors import DistributedTrainingError
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     )
 
 _HOME = {
+    "AcceleratedTrainer": "huggingface",
     "ArrayDataset": "data",
+    "BasicTrainer": "huggingface",
     "CPULoader": "split",
     "Callback": "training",
     "ColabGPUTrainer": "split",
@@ -46,7 +49,9 @@ _HOME = {
 }
 
 __all__ = [
+    "AcceleratedTrainer",
     "ArrayDataset",
+    "BasicTrainer",
     "CPULoader",
     "Callback",
     "ColabGPUTrainer",

@@ -44,6 +44,31 @@ def test_mistakes_are_named(dtrain: Callable, words: list[str], said: str) -> No
     assert len(outcome.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--ray", "--", "train"], "--ray needs the number of ranks: --workers"),
+        (["--workers", "2", "--", "train"], "--workers is for --ray"),
+        (["--ray", "--workers", "0", "--", "train"], "--workers 0: at least one"),
+        (["--ray", "--workers", "2", "--min-workers", "3", "--", "train"], "--min-workers 3: from 1 to 2"),
+        (
+            ["--ray", "--workers", "2", "--gpus-per-worker", "1.5", "--", "train"],
+            "a whole number, or a part of one GPU",
+        ),
+        (["--ray", "--workers", "2", "--placement", "near", "--", "train"], "--placement NEAR: one of PACK, SPREAD"),
+        (["--ray", "--workers", "2", "--nproc", "2", "--", "train"], "--nproc is not for --ray"),
+        (["--ray", "--workers", "2", "--", "train", "nope.yaml"], "nope.yaml: no such file"),
+        (["--ray", "--workers", "2", "--", "train", "training.epoch=3"], "did you mean training.epochs?"),
+    ],
+)
+def test_what_ray_could_not_do_is_refused_before_it_starts(dtrain: Callable, words: list[str], said: str) -> None:
+    outcome = dtrain("launch", *words)
+
+    assert outcome.code == 2
+    assert said in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
 def test_a_master_that_does_not_answer_is_named_within_the_deadline(dtrain: Callable) -> None:
     words = ["--nproc", "1", "--nnodes", "2", "--node-rank", "1", "--master", f"127.0.0.1:{(port := free_port())}"]
 

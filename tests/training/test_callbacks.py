@@ -36,6 +36,9 @@ class Diary(Callback):
     def on_epoch_end(self, trainer: Trainer, epoch: int) -> None:
         self.told.append(f"{self.name}epoch {epoch} done")
 
+    def on_epoch_saved(self, trainer: Trainer, epoch: int) -> None:
+        self.told.append(f"{self.name}epoch {epoch} saved, next is {trainer.cursor.epoch}")
+
     def on_train_end(self, trainer: Trainer, status: str) -> None:
         self.told.append(f"{self.name}{status}")
 
@@ -53,6 +56,7 @@ def test_events_come_in_this_order() -> None:
         "log val",
         "validated ['val_accuracy', 'val_loss']",
         "epoch 0 done",
+        "epoch 0 saved, next is 1",
         "completed",
     ]
 

@@ -19,8 +19,13 @@ def exit_code(result: TrainingResult) -> int:
     return 130 if signal.SIGINT.name in result.reason else 143
 
 
-def say_goodbye(result: TrainingResult, epochs: int, command: str = "train", more: Sequence[str] = ()) -> None:
-    """Say how a training ended; `command` goes on with it, `more` are lines of its own. Exits if interrupted."""
+def say_goodbye(
+    result: TrainingResult, epochs: int, command: str = "train", more: Sequence[str] = (), model: str = ""
+) -> None:
+    """Say how a training of a named model ended; `command` goes on with it, `more` are lines of its own.
+
+    Exits if interrupted.
+    """
     from distributed_training.bench.report import write_report
     from distributed_training.runtime.errors import MissingDependencyError
     from distributed_training.runtime.run_directory import RunDirectory
@@ -55,4 +60,6 @@ def say_goodbye(result: TrainingResult, epochs: int, command: str = "train", mor
     say(f"  dtrain validate {folder}                      evaluate the best checkpoint")
     say(f"  dtrain predict {folder} --output out.csv      predict with it")
     say(f"  dtrain {command} --resume {folder} training.epochs={epochs * 2}   train it longer")
+    if model == "huggingface":
+        say(f"  dtrain push {folder} --repo USER/NAME         publish it on the Hugging Face Hub")
     say("  dtrain config init                       write a config.yaml for your own data and model")

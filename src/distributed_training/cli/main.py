@@ -10,13 +10,16 @@ from distributed_training.cli import (
     audit,
     config,
     doctor,
+    export,
     feed,
     launch,
     native,
     predict,
+    push,
     report,
     serve,
     train,
+    tune,
     validate,
     verify,
     version,
@@ -51,10 +54,12 @@ Train PyTorch models, the same way on a laptop and on many machines.
 
 `dtrain launch --nproc 2 -- train config.yaml` trains in two processes
 
+`dtrain tune config.yaml --samples 50` searches for the best settings
+
 `dtrain serve config.yaml` on a GPU server trains on what `dtrain feed config.yaml --to LINK` loads where the data is
 """,
 )
-for command in (train, serve, feed, validate, predict, report, verify, audit, doctor, version):
+for command in (train, tune, serve, feed, validate, predict, report, export, push, verify, audit, doctor, version):
     app.command()(getattr(command, command.__name__.rpartition(".")[2]))
 # What comes after the command to launch belongs to it, with or without `--` before it.
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)

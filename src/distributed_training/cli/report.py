@@ -8,7 +8,7 @@ from distributed_training.cli.settings import RunPath
 
 
 def report(run: RunPath) -> None:
-    """Draw a run's curves: PNG files and one HTML page in the run's folder.
+    """Draw a run's curves, or all trials of a search: PNG files and one HTML page in its folder.
 
     **Example**
 
@@ -16,5 +16,11 @@ def report(run: RunPath) -> None:
     """
     from distributed_training.bench.report import write_report
     from distributed_training.runtime.run_directory import RunDirectory
+    from distributed_training.tuning.records import SearchFolder
 
-    typer.echo(write_report(RunDirectory(run)))
+    if SearchFolder(run).search_file.is_file():
+        from distributed_training.tuning.report import write_report as write_search_report
+
+        typer.echo(write_search_report(run))
+    else:
+        typer.echo(write_report(RunDirectory(run)))

@@ -56,7 +56,7 @@ def train(
         result = job.train()
         leads = job.trainer.strategy.rank == 0
     if leads:
-        say_goodbye(result, config.training.epochs)
+        say_goodbye(result, config.training.epochs, model=config.model.name)
     elif result.status == "interrupted":
         sys.exit(exit_code(result))
 

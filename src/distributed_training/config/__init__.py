@@ -3,6 +3,7 @@
 from distributed_training.config.config import Config, Origin
 from distributed_training.config.errors import ConfigError, DistributedTrainingError
 from distributed_training.config.load import get_config, load_config
+from distributed_training.config.sagemaker import SageMakerConfig
 from distributed_training.config.schema import (
     AugmentConfig,
     CheckpointConfig,
@@ -17,6 +18,7 @@ from distributed_training.config.schema import (
     TrackingConfig,
     TrainingConfig,
 )
+from distributed_training.config.tuning import TuningConfig
 
 __all__ = [
     "AugmentConfig",
@@ -32,9 +34,11 @@ __all__ = [
     "Origin",
     "RecordConfig",
     "RunConfig",
+    "SageMakerConfig",
     "StrategyConfig",
     "TrackingConfig",
     "TrainingConfig",
+    "TuningConfig",
     "get_config",
     "load_config",
 ]

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import os
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -15,6 +16,7 @@ from distributed_training.config.errors import ConfigError
 
 _YES = ("true", "yes", "on", "1")
 _NO = ("false", "no", "off", "0")
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def positive(key: str, value: float | None) -> None:
@@ -33,6 +35,16 @@ def between(key: str, value: float | None, low: float, high: float) -> None:
     """Refuse values outside [low, high]."""
     if value is not None and not low <= value <= high:
         raise ConfigError(f"{key}={value!r} must be between {low} and {high}")
+
+
+def seconds_of(key: str, text: str) -> float:
+    """A time such as 90s, 30m, 1h30m or 2d in seconds; a number alone is seconds."""
+    given = text.strip().lower()
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", given)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != given or seconds <= 0:
+        raise ConfigError(f"{key}={text!r} must be a time such as 90s, 30m, 1h30m or 2d")
+    return seconds
 
 
 def check_types(section: Any, prefix: str) -> None:

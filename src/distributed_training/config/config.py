@@ -11,6 +11,7 @@ from typing import Any
 
 from distributed_training.config.check import coerce, did_you_mean
 from distributed_training.config.errors import ConfigError
+from distributed_training.config.sagemaker import SageMakerConfig
 from distributed_training.config.schema import (
     CheckpointConfig,
     DataConfig,
@@ -24,6 +25,7 @@ from distributed_training.config.schema import (
     TrackingConfig,
     TrainingConfig,
 )
+from distributed_training.config.tuning import TuningConfig
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,14 @@ class Config:
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     run: RunConfig = field(default_factory=RunConfig)
     record: RecordConfig = field(default_factory=RecordConfig)
+    tuning: TuningConfig = field(default_factory=TuningConfig)
+    sagemaker: SageMakerConfig = field(default_factory=SageMakerConfig)
 
     def __post_init__(self) -> None:
         self._origins: dict[str, list[Origin]] = {}
         for f in dataclasses.fields(self):
             coerce(getattr(self, f.name), section_types()[f.name], f.name)
+        self.chosen_strategy()  # refuses a contradiction
 
     @classmethod
     def from_file(cls, path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -72,18 +77,46 @@ class Config:
     def get(self, key: str, default: Any = None) -> Any:
         """The value at a dotted key: `config.get('training.batch_size')`. Unknown keys give `default`."""
         here: Any = self
-        for part in resolve_alias(key).split("."):
-            if isinstance(here, Mapping) and part in here:
-                here = here[part]
-            elif dataclasses.is_dataclass(here) and part in {f.name for f in dataclasses.fields(here)}:
-                here = getattr(here, part)
+        parts = resolve_alias(key).split(".")
+        while parts:
+            taken = 1
+            if isinstance(here, Mapping):  # keys of the user's may have dots
+                taken = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in here), 0)
+                if not taken:
+                    return default
+                here = here[".".join(parts[:taken])]
+            elif dataclasses.is_dataclass(here) and parts[0] in {f.name for f in dataclasses.fields(here)}:
+                here = getattr(here, parts[0])
             else:
                 return default
+            del parts[:taken]
         return dataclasses.asdict(here) if dataclasses.is_dataclass(here) and not isinstance(here, type) else here
 
     def get_network_config(self) -> dict[str, Any]:
         """The network section as a dict: gpu_host, cpu_host, port."""
         return dataclasses.asdict(self.network)
+
+    def chosen_strategy(self) -> StrategyConfig:
+        """The strategy in force: `training.type` names one in the words of Hugging Face users."""
+        kind, strategy = self.training.type, self.strategy
+        if kind == "auto":
+            return strategy
+        name = {"basic": "single", "accelerated": "accelerate"}[kind]
+        if strategy.name not in ("auto", name):
+            raise ConfigError(
+                f"training.type={kind} means strategy={name}, but strategy={strategy.name}: leave one of them out"
+            )
+        if kind == "basic" and strategy.zero_stage is not None:
+            raise ConfigError(
+                f"strategy.zero_stage={strategy.zero_stage} divides a model among processes, but training.type=basic "
+                "is one device: use training.type=accelerated"
+            )
+        plugin: Any = "deepspeed" if strategy.zero_stage is not None else strategy.plugin
+        if strategy.plugin not in ("none", plugin):
+            raise ConfigError(
+                f"strategy.zero_stage={strategy.zero_stage} is DeepSpeed's, but strategy.plugin={strategy.plugin}"
+            )
+        return dataclasses.replace(strategy, name=name, plugin=plugin)
 
     def to_dict(self) -> dict[str, Any]:
         """All settings as a nested dict of plain values."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from distributed_training.config import schema
 from distributed_training.config.config import Config, Origin, known_keys, section_types
 
 
@@ -64,19 +64,19 @@ def example_yaml() -> str:
 @functools.cache
 def meanings() -> dict[str, str]:
     """The docstring under each field of the schema, by dotted key."""
-    tree = ast.parse(inspect.getsource(schema))
-    by_class = {node.name: _field_docstrings(node) for node in tree.body if isinstance(node, ast.ClassDef)}
     found: dict[str, str] = {}
     for name, section in section_types().items():
-        _collect(by_class, section.__name__, f"{name}.", found)
+        _collect(section, f"{name}.", found)
     return found
 
 
-def _collect(by_class: dict[str, dict[str, str]], cls: str, prefix: str, found: dict[str, str]) -> None:
-    for field_name, doc in by_class[cls].items():
-        nested = getattr(schema, cls).__dataclass_fields__[field_name].default_factory
-        if isinstance(nested, type) and nested.__name__ in by_class:
-            _collect(by_class, nested.__name__, f"{prefix}{field_name}.", found)
+def _collect(section: type, prefix: str, found: dict[str, str]) -> None:
+    (node,) = ast.parse(inspect.getsource(section)).body
+    assert isinstance(node, ast.ClassDef)
+    for field_name, doc in _field_docstrings(node).items():
+        nested = section.__dataclass_fields__[field_name].default_factory  # type: ignore[attr-defined]
+        if isinstance(nested, type) and dataclasses.is_dataclass(nested):
+            _collect(nested, f"{prefix}{field_name}.", found)
         else:
             found[prefix + field_name] = doc
 

@@ -128,6 +128,22 @@ def secret(name: str, dotenv: str | Path = ".env") -> str | None:
     return os.environ.get(name) or read_dotenv(Path(dotenv)).get(name) or None
 
 
+def settings_in_environment(dotenv: str | Path = ".env") -> dict[str, str]:
+    """The variables of .env and of the environment that are settings: what another machine needs to have the same."""
+    variables = {**read_dotenv(Path(dotenv)), **os.environ}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in ENVIRONMENT_NAMES
+        or (name.startswith(PREFIX) and name != CONFIG_FILE_VARIABLE and not name.startswith(_OF_THE_BACKEND))
+    }
+
+
+def variable(name: str, dotenv: str | Path = ".env") -> str | None:
+    """The value of any variable, for a user who asks to send it along; from the environment or .env."""
+    return os.environ.get(name, read_dotenv(Path(dotenv)).get(name))
+
+
 def environment_layers(variables: Mapping[str, str], where: str) -> list[Layer]:
     """One layer for each variable that is a setting."""
     layers: list[Layer] = []

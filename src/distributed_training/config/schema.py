@@ -12,13 +12,15 @@ from typing import Any, Literal
 
 from distributed_training.config.check import at_least, between, check_types, positive
 
+Metric = Literal["accuracy", "f1", "f1_macro", "f1_micro", "f1_weighted", "precision", "recall", "perplexity"]
+
 
 @dataclass(kw_only=True)
 class ModelConfig:
     """Which network to train."""
 
     name: str = "mlp"
-    """A named model: mlp, resnet18, resnet34, resnet50, vae, gpt. Ignored when `target` is set."""
+    """A named model: mlp, resnet18, resnet34, resnet50, vae, gpt, huggingface. Ignored when `target` is set."""
     target: str | None = None
     """Import path of your own model, `my_module:MyModel`; called with `args` as keyword arguments."""
     num_classes: int | None = None
@@ -40,6 +42,8 @@ class ModelConfig:
 class TrainingConfig:
     """How to train: length, optimizer, schedule, precision."""
 
+    type: Literal["auto", "basic", "accelerated"] = "auto"
+    """basic: one device. accelerated: Accelerate, with DeepSpeed if `strategy.zero_stage` is set. auto: `strategy`."""
     epochs: int = 30
     """How many times every sample is used."""
     batch_size: int = 64
@@ -52,8 +56,8 @@ class TrainingConfig:
     """Momentum of sgd."""
     weight_decay: float = 0.01
     """Weight decay: decoupled for adamw, L2 for adam and sgd."""
-    schedule: Literal["cosine", "step", "constant"] = "cosine"
-    """Learning rate after the warm-up: cosine to zero, divided by ten at each third of the run, or constant."""
+    schedule: Literal["cosine", "linear", "step", "constant"] = "cosine"
+    """Learning rate after the warm-up: cosine or linear to zero, divided by ten at each third of the run, constant."""
     warmup_epochs: float = 1.0
     """Epochs over which the learning rate rises from zero; fractions are fine."""
     gradient_clip: float | None = None
@@ -84,6 +88,8 @@ class TrainingConfig:
     """Use only deterministic kernels; slower on GPUs, bit-identical from run to run."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1, ... auto takes a GPU when there is one."""
+    metrics: list[Metric] = field(default_factory=list)
+    """What validation measures beside the loss. Left out: accuracy of classifiers, perplexity of language models."""
     log_every: int = 10
     """Steps between two logged training losses."""
 
@@ -127,7 +133,7 @@ class DataConfig:
     """What to train on, and how it is loaded."""
 
     dataset: str = "digits"
-    """digits, cifar10, cifar100, synthetic, csv, numpy, parquet, images, or `my_module:MyDataset`."""
+    """digits, cifar10, cifar100, synthetic, csv, numpy, parquet, images, huggingface, or `my_module:MyDataset`."""
     root: str = "data"
     """Folder or file the dataset is read from."""
     args: dict[str, Any] = field(default_factory=dict)

@@ -35,6 +35,7 @@ class ArrayDataset(Dataset):
             raise DataError(f"{name}: arrays differ in length: {lengths}; every sample needs a row in each")
         self._length = next(iter(lengths.values()), 0)
         self.sample_bytes = sum(t[:1].nbytes for t in self._tensors.values())
+        self.alone = type(self).fetch is ArrayDataset.fetch  # a subclass may make something else of them
 
     def __len__(self) -> int:
         return self._length

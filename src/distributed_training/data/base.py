@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from distributed_training.data.plan import Plan
+
 
 class Dataset(ABC):
     """A fixed number of samples, fetched by id in whole batches.
@@ -35,6 +37,8 @@ class Dataset(ABC):
     """Size of a sample, where samples may be fetched for many steps at once: rows of tensors, each by itself."""
     sample_seconds: float = 0.0
     """About how long it takes to load one of these, where that is more than a gather from memory."""
+    alone: bool = False
+    """Whether a batch is nothing but its samples side by side, each the same beside whatever others."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -59,6 +63,9 @@ class Dataset(ABC):
         """The samples of several steps as one batch, where `sample_bytes` is known: cut into steps it must be what
         they would be one by one. None where it would not. The key is that of a `KeyedDataset`."""
         return self.fetch(ids)
+
+    def expect(self, plan: Plan, share: Share, epoch: int, start: int) -> None:  # noqa: B027 (for those that prepare)
+        """A loader is about to read this share of an epoch from step `start` on."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -191,6 +198,10 @@ class BatchSource(ABC):
 
 class KeyedDataset(Dataset):
     """A dataset whose samples have a random part: augmentation drawn from a key instead of a worker's generator."""
+
+    drew: bool = True
+    """Whether anything random went into what was fetched last. False only where that was seen: such samples are the
+    same under every key."""
 
     @abstractmethod
     def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:

@@ -70,6 +70,7 @@ class Loader(BatchSource):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) of this epoch from step `start` on."""
+        self.dataset.expect(self.plan, self.share, epoch, start)
         if self._num_workers:
             if self._workers is not None and self._workers.dataset._share != self.share:  # type: ignore[attr-defined]
                 self.close()  # they were made for another rank's part

@@ -89,7 +89,7 @@ class TorchDataset(KeyedDataset):
         self._samples, self._collate, self._index = samples, collate, index
         self._whole_batches = hasattr(samples, "__getitems__")
         self._draws = 0  # batches in a row in which samples were seen to draw from the global generators
-        self._by_rows = collate is collate_samples and not self._whole_batches
+        self._by_rows = self.alone = collate is collate_samples and not self._whole_batches
         self.name = type(samples).__name__
         classes = getattr(samples, "classes", None)
         self.num_classes = len(classes) if classes is not None else None
@@ -130,6 +130,7 @@ class TorchDataset(KeyedDataset):
 
     def _load(self, own: list[int], key: int) -> Any:
         rows = self._plain_rows(own)
+        self.drew = rows is None
         return rows if rows is not None else self._seeded_rows(own, key)
 
     def _seeded_rows(self, own: list[int], key: int) -> Any:
@@ -192,7 +193,12 @@ class PreprocessedDataset(KeyedDataset):
     def __init__(self, dataset: Dataset, function: Callable[..., Any], name: str = "preprocess") -> None:
         self._dataset, self._function, self.name = dataset, function, name
         self._wants_rng = "rng" in _parameters(function)
+        self._draws = 0  # batches in a row in which the function was seen to draw from the global generators
         self.num_classes, self.classes = dataset.num_classes, dataset.classes
+
+    @property
+    def alone(self) -> bool:  # type: ignore[override]
+        return self._dataset.alone
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -200,7 +206,31 @@ class PreprocessedDataset(KeyedDataset):
     def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:
         if not len(ids):
             return map_tensors(lambda t: t[:0], self.fetch_keyed(np.zeros(1, dtype=np.int64), key))
+        rows = self._plain_rows(ids, key)
+        self.drew = rows is None or drew_something(self._dataset)
+        if rows is None:
+            rows = self._seeded_rows(ids, key)
+        return _call(default_collate, rows, what=f"{self.name}: batching what it returned")
+
+    def _plain_rows(self, ids: np.ndarray, key: int) -> list[Any] | None:
+        """What the function makes of these samples, if nothing is random in it: see `TorchDataset`."""
+        watch = claimed_generators()
+        if watch is None or self._wants_rng or self._draws >= _SURE:
+            return None
         batch = fetch(self._dataset, ids, key)
+        watch.looked_at = False
+        try:
+            rows = [self._function(_row(batch, row)) for row in range(len(ids))]
+        except Exception:
+            rows = None
+        if watch.untouched():
+            self._draws = 0
+            return rows
+        self._draws += 1
+        return None
+
+    def _seeded_rows(self, ids: np.ndarray, key: int) -> list[Any]:
+        batch = fetch(self._dataset, ids, key)  # a function may have changed those that it was tried on
         own_key = extend_key(key, 1)  # what is drawn here has nothing to do with what the dataset drew
         rows = []
         with global_generators_kept():
@@ -209,7 +239,7 @@ class PreprocessedDataset(KeyedDataset):
                 arguments = {"rng": np.random.Generator(np.random.Philox(seed))} if self._wants_rng else {}
                 what = f"{self.name}: sample {sample}"
                 rows.append(_call(self._function, _row(batch, row), what=what, **arguments))
-        return _call(default_collate, rows, what=f"{self.name}: batching what it returned")
+        return rows
 
     def repeats(self, ids: np.ndarray) -> bool:
         if self._wants_rng or not repeats(self._dataset, ids):
@@ -224,6 +254,11 @@ class PreprocessedDataset(KeyedDataset):
 def fetch(dataset: Dataset, ids: np.ndarray, key: int) -> Any:
     """A batch of any dataset; the key matters only to those with a random part."""
     return dataset.fetch_keyed(ids, key) if isinstance(dataset, KeyedDataset) else dataset.fetch(ids)
+
+
+def drew_something(dataset: Dataset) -> bool:
+    """Whether anything random went into what was fetched last from any dataset: see `KeyedDataset.drew`."""
+    return dataset.drew if isinstance(dataset, KeyedDataset) else False
 
 
 def repeats(dataset: Dataset, ids: np.ndarray) -> bool:

@@ -7,16 +7,19 @@ from distributed_training.config.errors import ConfigError, DistributedTrainingE
 __all__ = [
     "BuildError",
     "CheckpointError",
+    "CloudError",
     "ConfigError",
     "DataError",
     "DistributedTrainingError",
     "FeedError",
+    "HubError",
     "MissingDependencyError",
     "ModelError",
     "OutOfMemoryError",
     "ProtocolError",
     "RanksError",
     "RunDirectoryError",
+    "SearchError",
     "TrainingDivergedError",
 ]
 
@@ -85,3 +88,21 @@ class FeedError(DistributedTrainingError):
     """Batches do not come from other machines, or cannot go there: nobody there, refused, too slow. Names the peer."""
 
     exit_code = 9
+
+
+class HubError(DistributedTrainingError):
+    """Something cannot be fetched from the Hugging Face Hub or sent there. Names what, and what to do."""
+
+    exit_code = 10
+
+
+class CloudError(DistributedTrainingError):
+    """A cloud service refuses something or cannot be reached, or a job there failed. Names the call and what to do."""
+
+    exit_code = 11
+
+
+class SearchError(DistributedTrainingError):
+    """A search for hyper-parameters came to nothing. Names the trial that failed first, and why."""
+
+    exit_code = 12

@@ -53,12 +53,14 @@ class AccelerateDeepSpeed(DeepSpeed):
 
 
 def _make_plugin(told: Combined) -> Any:
-    from accelerate.utils import DeepSpeedPlugin, is_transformers_available
+    from accelerate.utils import DeepSpeedPlugin
 
     class Plugin(DeepSpeedPlugin):
         def set_deepspeed_weakref(self) -> None:
-            """It tells transformers how models are to be loaded, but fails where there is none to tell."""
-            if is_transformers_available():
-                super().set_deepspeed_weakref()
+            """Not done: it would tell transformers to divide, by all ranks together, every model loaded from now on.
+
+            The one that is trained is there already, and rank 0 alone may load others, to merge adapters or to look at
+            what was saved.
+            """
 
     return Plugin(hf_ds_config=told.json, zero3_init_flag=False)

@@ -22,6 +22,7 @@ from distributed_training.strategies.portable import (
     model_state,
     optimizer_state,
     parameter_names,
+    weights_elsewhere,
 )
 
 Sum = Callable[[Tensor], Tensor]
@@ -97,7 +98,7 @@ class WholeState:
     def load_weights(self, state: Mapping[str, Tensor]) -> None:
         """Take portable weights."""
         check_model_state(self._before.model, self._before.shapes, state)
-        self._before.model.load_state_dict(state, strict=True)
+        self._before.model.load_state_dict(state, strict=not weights_elsewhere(self._before.model))
 
 
 class DividedState:
@@ -112,9 +113,7 @@ class DividedState:
         whole: dict[int, Tensor] = {}  # tied parameters are gathered once and share their memory
         pieces = self._pieces()
         weights = {}
-        for name, tensor in self._before.model.state_dict(keep_vars=True).items():
-            if not isinstance(tensor, Tensor):
-                continue
+        for name, tensor in self._tensors():
             key = id(tensor)
             if key not in whole:
                 value = self._full(tensor, pieces[key], pieces[key].flat) if key in pieces else self._held(tensor)
@@ -126,9 +125,7 @@ class DividedState:
         """Put full weights where this rank keeps its part of them: in the model and in DeepSpeed's fp32 copy."""
         check_model_state(self._before.model, self._before.shapes, state)
         pieces = self._pieces()
-        for name, tensor in self._before.model.state_dict(keep_vars=True).items():
-            if not isinstance(tensor, Tensor):
-                continue
+        for name, tensor in self._tensors():
             with torch.no_grad(), self._gathered(tensor, modifier_rank=0):
                 if self._rank == 0 or not hasattr(tensor, "ds_id"):
                     tensor.copy_(state[name])
@@ -171,6 +168,13 @@ class DividedState:
                     piece.give(flat_state.setdefault(key, torch.zeros_like(piece.flat.data)), value)
         for group, loaded in zip(own.param_groups, other.param_groups):
             group.update({key: value for key, value in loaded.items() if key != "params"})
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """What the model's state is made of."""
+        left_out = weights_elsewhere(self._before.model)
+        for name, tensor in self._before.model.state_dict(keep_vars=True).items():
+            if isinstance(tensor, Tensor) and name not in left_out:
+                yield name, tensor
 
     def _full(self, parameter: Tensor, piece: Piece, values: Tensor) -> Tensor:
         """The whole of something that the ranks have in parts: all others add zeros to each part."""

@@ -13,13 +13,24 @@ from distributed_training.runtime.errors import CheckpointError
 
 def model_state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name. Tied parameters are listed under each name and share their memory."""
-    return {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    left_out = weights_elsewhere(model)
+    own = model.state_dict().items()
+    return {name: value for name, value in own if isinstance(value, Tensor) and name not in left_out}
+
+
+def weights_elsewhere(model: nn.Module) -> frozenset[str]:
+    """Names of frozen weights that the model is made with again, from where they came: no part of its state.
+
+    A model says so itself by an attribute of this name, as one with adapters on a checkpoint of the Hub does.
+    """
+    names: frozenset[str] = getattr(model, "weights_elsewhere", frozenset())
+    return names
 
 
 def load_model_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     """Load weights, or say which tensors do not fit."""
     check_model_state(model, model_state(model), state)
-    model.load_state_dict(state, strict=True)
+    model.load_state_dict(state, strict=not weights_elsewhere(model))
 
 
 def check_model_state(model: nn.Module, own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

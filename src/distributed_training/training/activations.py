@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -17,8 +18,11 @@ from distributed_training.runtime.errors import ModelError
 
 def enable_gradient_checkpointing(model: nn.Module) -> None:
     """Use the model's own switch (`gradient_checkpointing_enable`), or else recompute its blocks one by one."""
-    if hasattr(model, "gradient_checkpointing_enable"):
-        model.gradient_checkpointing_enable()  # type: ignore[operator]
+    switch: Any = getattr(model, "gradient_checkpointing_enable", None)
+    if switch is not None:
+        # transformers asks which of torch's two ways; the older one knows no frozen inputs, which adapters have.
+        takes_way = "gradient_checkpointing_kwargs" in inspect.signature(switch).parameters
+        switch(**({"gradient_checkpointing_kwargs": {"use_reentrant": False}} if takes_way else {}))
         return
     blocks = _blocks(model)
     if not blocks:

@@ -41,6 +41,9 @@ class Callback:
     def on_epoch_end(self, trainer: Trainer, epoch: int) -> None:
         """After the last step of an epoch and its validation, before its checkpoint."""
 
+    def on_epoch_saved(self, trainer: Trainer, epoch: int) -> None:
+        """After an epoch's checkpoint, if it has one. `trainer.save()` here saves the whole epoch, on all ranks."""
+
     def on_train_end(self, trainer: Trainer, status: str) -> None:
         """Always called last: completed, stopped early, interrupted or failed."""
 

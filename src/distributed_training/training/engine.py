@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from distributed_training.config import Config
@@ -19,6 +19,7 @@ from distributed_training.data.sources import device_part
 from distributed_training.runtime.imports import import_object
 from distributed_training.strategies.base import StepSettings, Strategy
 from distributed_training.training.forms import Answer, Criterion, Forms
+from distributed_training.training.judged import Judged
 
 
 class Engine:
@@ -47,6 +48,8 @@ class Engine:
         """What the forward pass calls: the user's model, perhaps wrapped or compiled."""
         self.autocast = strategy.autocast()
         self._forms = Forms(model, criterion, training.loss)
+        self.targets = Judged(model)
+        """Which of the targets of a batch are judged."""
         self._own_transform = _own_transform(config, device_transform, strategy)
         self._transform = ImageTransform(config.data.augment, training.seed)
         self._moves = strategy.device.type != "cpu"
@@ -60,6 +63,10 @@ class Engine:
         if self._own_transform is not None:
             data = self._own_transform(data, batch.ids, epoch, training=training)
         return self._transform(data, batch.ids, epoch, training=training)
+
+    def judged(self, data: Any) -> Tensor | None:
+        """How many targets the loss of placed data is the mean of; None where each sample counts once."""
+        return self.targets.count(data)
 
     def takes_as_it_is(self, data: Any) -> bool:
         """Whether `place` does nothing to this data but to bring it to the device."""

@@ -14,6 +14,7 @@ from distributed_training.data import Dataset, Loader, Plan, PreprocessedDataset
 from distributed_training.data.nested import tensors_in
 from distributed_training.data.sources import load_dataset
 from distributed_training.models import build_model
+from distributed_training.models.huggingface import name_labels
 from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.imports import import_object
 from distributed_training.runtime.seeds import seed_everything
@@ -48,10 +49,11 @@ class Job:
         self.close()
 
 
-def build_job(config: Config, run_dir: str | Path | bool | None = None) -> Job:
-    """Load the data, build the model and make a trainer."""
-    data = load_data(config)
+def build_job(config: Config, run_dir: str | Path | bool | None = None, data: Splits | None = None) -> Job:
+    """Load the data, unless it is given, build the model and make a trainer."""
+    data = load_data(config) if data is None else data
     trainer = build_trainer(config, data.train.num_classes, sample_shape(data.train), run_dir)
+    name_labels(trainer.model, data.train.classes)
     return Job(trainer, make_loader(data.train, config, training=True), _validation_loader(data.validation, config))
 
 

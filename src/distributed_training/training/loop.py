@@ -58,6 +58,7 @@ class Loop:
                     break
                 cursor.epoch, cursor.step = cursor.epoch + 1, 0
                 session.epoch_done()
+                trainer.notify("on_epoch_saved", cursor.epoch - 1)
                 self._stop.vote()
 
     def _epoch(self, epoch: int) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import nn
 from torch.optim import Optimizer
@@ -24,3 +27,15 @@ def build_optimizer(model: nn.Module, config: TrainingConfig) -> Optimizer:
         return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
     kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
     return kind(groups, lr=config.lr)
+
+
+def apply_changes(optimizer: Optimizer, then: Mapping[str, Any], now: TrainingConfig) -> None:
+    """Settings that were changed since a state was saved, in place of those that came with the state.
+
+    Only where the optimizer has what the config said then: one that was given in Python has settings of its own.
+    """
+    for group in optimizer.param_groups:
+        for name, value in (("weight_decay", now.weight_decay), ("momentum", now.momentum)):
+            spared = name == "weight_decay" and all(p.ndim <= 1 for p in group["params"])
+            if value != then.get(name) and group.get(name) == then.get(name) and not spared:
+                group[name] = value

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from distributed_training.checkpoint import CheckpointInfo, CheckpointStore, find_checkpoint
 from distributed_training.config import Config
 from distributed_training.runtime.errors import CheckpointError
@@ -85,6 +87,16 @@ def check_same_training(state: Mapping[str, Any], here: Mapping[str, Any], confi
     changed = changed_settings(state["config"], config.to_dict())
     if differences or changed:
         logger.warning("resuming %s with changes: %s", path, "; ".join([*differences, *changed]))
+
+
+def check_same_base(state: Mapping[str, Any], model: nn.Module, path: Path) -> None:
+    """Refuse adapters on other frozen weights than those they were trained on: the checkpoint holds only adapters."""
+    then, now = state.get("base"), getattr(model, "base_fingerprint", None)
+    if then != now:
+        raise CheckpointError(
+            f"{path}: the frozen weights that its adapters were trained on (fingerprint {then}) are not those of the "
+            f"model here ({now}); give the same model.args.checkpoint and revision"
+        )
 
 
 def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:

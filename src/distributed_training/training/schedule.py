@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step: warm-up, then cosine, step or constant. Nothing to save."""
+"""The learning rate as a function of the step: warm-up, then cosine, linear, step or constant. Nothing to save."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ def _cosine(progress: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
+def _linear(progress: float) -> float:
+    return 1 - progress
+
+
 def _step(progress: float) -> float:
     return 0.1 ** min(int(progress * 3), 2)
 
@@ -20,7 +24,12 @@ def _constant(progress: float) -> float:
     return 1.0
 
 
-SHAPES: dict[str, Callable[[float], float]] = {"cosine": _cosine, "step": _step, "constant": _constant}
+SHAPES: dict[str, Callable[[float], float]] = {
+    "cosine": _cosine,
+    "linear": _linear,
+    "step": _step,
+    "constant": _constant,
+}
 
 
 class Schedule:

@@ -28,10 +28,11 @@ from distributed_training.training.agreement import check_same_everywhere, from_
 from distributed_training.training.capture import CapturedStep
 from distributed_training.training.ledger import Ledger
 from distributed_training.training.loop import Loop
+from distributed_training.training.optimizers import apply_changes
 from distributed_training.training.progress import make_progress
 from distributed_training.training.recorder import Recorder
 from distributed_training.training.result import Cursor, TrainingResult
-from distributed_training.training.resume import check_same_training, find_start
+from distributed_training.training.resume import check_same_base, check_same_training, find_start
 from distributed_training.training.schedule import Schedule
 from distributed_training.training.step import TrainStep
 
@@ -271,15 +272,19 @@ class Session:
         }
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
+        if (base := getattr(trainer.model, "base_fingerprint", None)) is not None:
+            state["base"] = base
         return state
 
     def _load(self, state: Mapping[str, Any]) -> None:
         trainer = self.trainer
         if self.start is not None:
             check_same_training(state, self._source_facts, self.config, self.start.path)
+            check_same_base(state, trainer.model, self.start.path)
         trainer.strategy.load_state(state)
         if self.scheduler is None and state["config"]["training"]["lr"] != self.config.training.lr:
             self.loop.schedule.set_peaks()  # the user wants another rate than the one that was saved
+        apply_changes(trainer.optimizer, state["config"]["training"], self.config.training)
         trainer.cursor = Cursor(**state["cursor"])
         trainer.last_metrics = dict(state["metrics"])
         self.loop.meter.load_state(state["meter"])

@@ -71,7 +71,11 @@ class TrainStep:
         with self._autocast:
             loss = self._loss(data, batch)
             if self._ranks > 1:
-                loss = loss * (batch.size / batch.step_size)
+                own, whole = self._engine.judged(data), None
+                if own is not None:
+                    own = own * (not batch.padding)
+                    whole = self._in_step(own)
+                loss = _weighted(loss, own, whole, batch.size / batch.step_size)
         self._strategy.backward(loss if share == 1.0 else loss * share)
         return loss.detach()
 
@@ -80,14 +84,24 @@ class TrainStep:
         total = torch.zeros((), device=self._strategy.device)
         most = -(-batch.step_size // self._ranks)  # the same on all ranks: some strategies talk in every micro-batch
         parts = split_batch(data, batch.rows, min(self._parts, most))
-        for number, (size, part) in enumerate(parts, 1):
-            self._strategy.counts = size > 0 and not batch.padding
+        counted = [0 if batch.padding else size for size, _ in parts]
+        tokens, whole = [self._engine.judged(part) for _, part in parts], None
+        tokens = [own * (size > 0) if own is not None else None for own, size in zip(tokens, counted)]
+        if tokens[0] is not None:
+            whole = self._in_step(sum(own for own in tokens if own is not None))
+        for number, (size, own, (_, part)) in enumerate(zip(counted, tokens, parts), 1):
+            self._strategy.counts = size > 0
             with self._strategy.micro_batch(last=last and number == len(parts)):
                 with self._autocast:
-                    loss = self._loss(part, batch) * (0.0 if batch.padding else size / batch.step_size)
+                    loss = _weighted(self._loss(part, batch), own, whole, size / batch.step_size)
                 self._strategy.backward(loss if share == 1.0 else loss * share)
             total += loss.detach()
         return total
+
+    def _in_step(self, own: Any) -> Tensor:
+        """The targets judged by all ranks together, of which this one has its own."""
+        whole: Tensor = self._strategy.reduce(own) if self._ranks > 1 else own
+        return whole.clamp(min=1)
 
     def _loss(self, data: Any, batch: Batch) -> Tensor:
         try:
@@ -96,6 +110,14 @@ class TrainStep:
             raise _bad_label(error, batch) from error
         assert loss is not None
         return loss
+
+
+def _weighted(loss: Tensor, own: Tensor | None, whole: Tensor | None, share: float) -> Tensor:
+    """The part of the step's mean loss that a part of its batch is: by targets judged, or else by samples."""
+    if own is None or whole is None:
+        return loss * share
+    # The mean over no target at all is NaN.
+    return torch.where(own > 0, loss, torch.zeros_like(loss)) * (own / whole)
 
 
 def check_labels(batch: Batch, classes: int) -> None:

@@ -32,6 +32,9 @@ class StepEngine(Engine):
         self.batch = batch
         return to_device(batch.data, self.strategy.device) if self._moves else batch.data
 
+    def judged(self, data: Any) -> None:
+        """Nothing: losses come weighted by samples already, see `training.criteria`."""
+
     def answer(self, data: Any, *, need_loss: bool = True) -> Answer:
         inputs, targets = data
         output = self._call(inputs)

@@ -96,7 +96,7 @@ def create_distributed_trainer(
     place = Place(
         device,
         world,
-        config.strategy,
+        config.chosen_strategy(),
         config.run.deadline,
         gradient_accumulation=gradient_accumulation_steps,
         gpus=gpus,

@@ -27,9 +27,11 @@ from distributed_training.training import evaluation
 from distributed_training.training.activations import enable_gradient_checkpointing
 from distributed_training.training.callbacks import Callback, EarlyStopping
 from distributed_training.training.engine import Engine
+from distributed_training.training.evaluation import Metrics
 from distributed_training.training.forms import Criterion
 from distributed_training.training.optimizers import build_optimizer
 from distributed_training.training.result import Cursor, TrainingResult
+from distributed_training.training.resume import check_same_base
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +54,7 @@ class Trainer:
         device: str | torch.device | None = None,
         config: Config | None = None,
         callbacks: Sequence[Callback] = (),
-        metrics: Mapping[str, Any] | None = None,
+        metrics: Metrics | None = None,
         run_dir: str | Path | bool | None = None,
         strategy: str | None = None,
         device_transform: Transform | None = None,
@@ -65,7 +67,7 @@ class Trainer:
             device: auto, cpu, cuda, cuda:1; left out, `training.device` decides.
             config: all other settings; left out, the defaults with a constant learning rate.
             callbacks: see `Callback`.
-            metrics: torchmetrics by name for evaluation; left out, accuracy for classifiers.
+            metrics: torchmetrics by name for evaluation, or a list of names; left out, `training.metrics`.
             run_dir: folder of the run; left out, a new one below `run.root`; False writes no files at all.
             strategy: single, ddp, zero3, ...; left out, `strategy.name` decides.
             device_transform: `function(batch) -> batch` on the device, before the model; it may take `ids`, `epoch`,
@@ -79,7 +81,8 @@ class Trainer:
         world = read_world()
         self.device = choose_device(str(device) if device is not None else config.training.device, world.local_rank)
         prepare_process(config, self.device)
-        self.model, self.metrics, self.run_dir = model, metrics, run_dir
+        self.model, self.run_dir = model, run_dir
+        self.metrics = metrics if metrics is not None else config.training.metrics or None
         self.callbacks = list(callbacks)
         if config.early_stopping.enabled and not any(isinstance(c, EarlyStopping) for c in self.callbacks):
             self.callbacks.append(EarlyStopping(config.early_stopping))
@@ -89,7 +92,7 @@ class Trainer:
             Place(
                 self.device,
                 world,
-                config.strategy,
+                config.chosen_strategy(),
                 config.run.deadline,
                 config.training.batch_size,
                 config.training.gradient_accumulation,
@@ -141,7 +144,7 @@ class Trainer:
                     loader.close()
             self._session = None
 
-    def evaluate(self, data: Any, metrics: Mapping[str, Any] | None = None) -> dict[str, float]:
+    def evaluate(self, data: Any, metrics: Metrics | None = None) -> dict[str, float]:
         """Mean loss and metrics over all of `data`, each sample once: `{'loss': 0.08, 'accuracy': 0.98}`."""
         engine = self.engine
         source = self._source(data, training=False)
@@ -172,7 +175,9 @@ class Trainer:
     def load(self, path: str | Path) -> Path:
         """Take the weights of a checkpoint (a run's folder means its newest good one), and return its path."""
         found = find_checkpoint(Path(path))
-        self.engine.strategy.load_state({"model": read_state(found.path)["model"]})
+        state = read_state(found.path)
+        check_same_base(state, self.model, found.path)
+        self.engine.strategy.load_state({"model": state["model"]})
         return found.path
 
     def enable_gradient_checkpointing(self) -> None:

@@ -195,6 +195,7 @@ class _Verification:
             "checkpoint.every_steps": "null",
             "early_stopping.enabled": "false",
             "tracking.trackers": "[]",
+            "training.type": "auto",  # the strategy is named
         }
 
 
