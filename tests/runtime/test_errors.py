@@ -10,16 +10,19 @@ from distributed_training.runtime.errors import DistributedTrainingError
 EXIT_CODES = {
     "BuildError": 2,
     "CheckpointError": 4,
+    "CloudError": 11,
     "ConfigError": 2,
     "DataError": 3,
     "DistributedTrainingError": 1,
     "FeedError": 9,
+    "HubError": 10,
     "MissingDependencyError": 2,
     "ModelError": 3,
     "OutOfMemoryError": 6,
     "ProtocolError": 8,
     "RanksError": 7,
     "RunDirectoryError": 4,
+    "SearchError": 12,
     "TrainingDivergedError": 5,
 }
 
