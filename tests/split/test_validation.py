@@ -102,15 +102,17 @@ def test_a_regression_has_a_loss_and_no_accuracy() -> None:
 
 
 def test_clients_come_together_and_one_after_the_other() -> None:
-    def validate(number: int) -> None:
-        data, size = arrays(100 + 31 * number, seed=number), 8 * (number % 4 + 1)
-        assert_as_local(run_validation(data, service.link, batch_size=size, settings=QUICK), data, size)
+    tasks = [(arrays(100 + 31 * number, seed=number), 8 * (number % 4 + 1)) for number in range(8)]
+
+    def validate(task: tuple[tuple[Tensor, Tensor], int]) -> dict[str, Any]:
+        return run_validation(task[0], service.link, batch_size=task[1], settings=QUICK)
 
     with serving("validation") as service, ThreadPoolExecutor(4) as clients:
-        for _ in clients.map(validate, range(8)):
-            pass
+        results = list(clients.map(validate, tasks))
         service.turns.stop()
         figures = service.turns.figures()
+    for result, (data, size) in zip(results, tasks):  # here: the same network is made with torch's one generator
+        assert_as_local(result, data, size)
     assert figures.samples == sum(100 + 31 * number for number in range(8))
 
 
