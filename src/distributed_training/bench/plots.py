@@ -26,7 +26,7 @@ SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 MOST_POINTS = 4000  # more cannot be seen in an image, and make Agg slow
 SMOOTH_FROM = 60  # points from which a noisy curve gets a smoothed one over it
 HIGHER_IS_BETTER = ("accuracy", "f1", "auc", "precision", "recall", "iou", "bleu", "r2")
-LOWER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse")
+LOWER_IS_BETTER = ("loss", "error", "perplexity", "mae", "mse", "rmse", "latency", "seconds", "time")
 FROM_ZERO = ("lr", "samples_per_second", "grad_norm")  # axes that start at zero, to show changes at their true size
 
 

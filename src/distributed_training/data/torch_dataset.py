@@ -73,6 +73,20 @@ def _column(values: Sequence[Any]) -> torch.Tensor:
     raise _UnusualError
 
 
+def _unless_random(dataset: Any, watch: Any, load: Callable[[], list[Any]]) -> list[Any] | None:
+    """What was loaded, if nothing was drawn meanwhile; None where it was, or where loading failed."""
+    watch.looked_at = False
+    try:
+        rows = load()
+    except Exception:
+        rows = None
+    if watch.untouched():
+        dataset._draws = 0
+        return rows
+    dataset._draws += 1
+    return None
+
+
 class TorchDataset(KeyedDataset):
     """A map-style torch dataset. Its random transforms are keyed by sample: see `data.randomness`.
 
@@ -150,16 +164,8 @@ class TorchDataset(KeyedDataset):
         watch = claimed_generators()
         if watch is None or self._draws >= _SURE or self._whole_batches:
             return None
-        load, watch.looked_at = self._samples.__getitem__, False
-        try:
-            rows = [load(sample) for sample in own]
-        except Exception:
-            rows = None
-        if watch.untouched():
-            self._draws = 0
-            return rows
-        self._draws += 1
-        return None
+        load = self._samples.__getitem__
+        return _unless_random(self, watch, lambda: [load(sample) for sample in own])
 
     def repeats(self, ids: np.ndarray) -> bool:
         own = (ids if self._index is None else self._index[ids]).tolist()
@@ -218,16 +224,7 @@ class PreprocessedDataset(KeyedDataset):
         if watch is None or self._wants_rng or self._draws >= _SURE:
             return None
         batch = fetch(self._dataset, ids, key)
-        watch.looked_at = False
-        try:
-            rows = [self._function(_row(batch, row)) for row in range(len(ids))]
-        except Exception:
-            rows = None
-        if watch.untouched():
-            self._draws = 0
-            return rows
-        self._draws += 1
-        return None
+        return _unless_random(self, watch, lambda: [self._function(_row(batch, row)) for row in range(len(ids))])
 
     def _seeded_rows(self, ids: np.ndarray, key: int) -> list[Any]:
         batch = fetch(self._dataset, ids, key)  # a function may have changed those that it was tried on

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from distributed_training.bench.plots import direction
 from distributed_training.config import Config, ConfigError, TuningConfig
 from distributed_training.config.check import did_you_mean
 from distributed_training.tuning import search
@@ -133,7 +134,7 @@ class HPORunner:
         if metric is not None:
             names = [metric] if isinstance(metric, str) else list(metric)
             modes = [mode] * len(names) if mode is None or isinstance(mode, str) else list(mode)
-            chosen["objectives"] = {n: m or direction(n) for n, m in zip(names, modes)}
+            chosen["objectives"] = {n: m or direction(n) or "max" for n, m in zip(names, modes)}
         if space is not None:
             chosen["space"] = {}
         known = [f.name for f in dataclasses.fields(TuningConfig)]
@@ -155,9 +156,3 @@ class HPORunner:
             function=self._function,
             constants=self._constants,
         )
-
-
-def direction(metric: str) -> str:
-    """Whether small or large values of a metric are good, by its name."""
-    small = ("loss", "error", "seconds", "time", "perplexity", "rmse", "mse", "mae", "latency")
-    return "min" if any(word in metric.lower().replace("-", "_").split("_") for word in small) else "max"
