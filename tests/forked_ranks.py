@@ -18,7 +18,6 @@ from tests.launching import CHECKS, ROOT, coverage_variables, environment, free_
 COMMON = (
     "torch._dynamo",  # by every optimizer at its first step
     "torch.distributed.optim",
-    "torchmetrics.classification",
     "distributed_training.training.session",
 )
 """What every rank imports."""

@@ -16,7 +16,7 @@ from distributed_training.runtime.errors import DataError, ModelError
 from distributed_training.strategies.base import Strategy
 from distributed_training.training.engine import Engine
 from distributed_training.training.forms import Answer, is_classification
-from distributed_training.training.metrics import NamedMetrics
+from distributed_training.training.metrics import Accuracy, NamedMetrics
 
 Metrics = Mapping[str, Any] | Sequence[str]
 """torchmetrics by name, or names of `training.metrics`."""
@@ -90,7 +90,9 @@ class _Chosen:
 
 
 def _put_together(metric: Any, strategy: Strategy | None) -> None:
-    """Let a torchmetric sum over all ranks through the strategy when it is computed; with None, not at all."""
+    """Have a metric count for all ranks, a torchmetric when it is computed; with None, not at all."""
+    if isinstance(metric, Accuracy) and strategy is not None:
+        metric.sum_over(strategy.reduce)
     part: Any
     for part in metric.modules() if isinstance(metric, nn.Module) else ():
         if hasattr(part, "dist_sync_fn"):

@@ -21,10 +21,37 @@ from distributed_training.training.judged import Judged
 PERPLEXITY = "perplexity"
 
 
-def _accuracy(classes: int) -> Any:
-    from torchmetrics.classification import MulticlassAccuracy
+class Accuracy:
+    """The share of targets that were predicted, with the face of a torchmetric.
 
-    return MulticlassAccuracy(classes, average="micro", validate_args=False)
+    The one metric that nearly every run has, and importing torchmetrics takes seconds where transformers is installed.
+    """
+
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        self._counts = torch.zeros(2, dtype=torch.int64, device=device)
+        """Predicted rightly, and all."""
+
+    def to(self, device: torch.device | str) -> Accuracy:
+        """The same, counting on a device."""
+        self._counts = self._counts.to(device)
+        return self
+
+    def update(self, predicted: Tensor, targets: Tensor) -> None:
+        """Count a batch of class numbers."""
+        self._counts[0] += (predicted == targets).sum()
+        self._counts[1] += targets.numel()
+
+    def sum_over(self, reduce: Callable[[Tensor], Tensor]) -> None:
+        """Let a strategy put the counts of all ranks together."""
+        self._counts = reduce(self._counts)
+
+    def compute(self) -> Tensor:
+        """In float32, as torchmetrics divides."""
+        return self._counts[0] / self._counts[1]
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        self._counts = torch.zeros_like(self._counts)
 
 
 def _averaged(kind: str, average: str | None = None) -> Callable[[int], Any]:
@@ -41,7 +68,7 @@ def _averaged(kind: str, average: str | None = None) -> Callable[[int], Any]:
 
 
 METRICS: dict[str, Callable[[int], Any]] = {
-    "accuracy": _accuracy,
+    "accuracy": lambda classes: Accuracy(),
     "f1": _averaged("F1Score"),
     "f1_macro": _averaged("F1Score", "macro"),
     "f1_micro": _averaged("F1Score", "micro"),
@@ -61,7 +88,7 @@ class NamedMetrics:
         self._judged = judged
         self.perplexity = PERPLEXITY in names
         self.counts: dict[str, Any] = {}
-        """Those of torchmetrics, by name."""
+        """Accuracy, and those of torchmetrics, by name."""
         for name in names:
             if name == PERPLEXITY:
                 continue
