@@ -1,13 +1,14 @@
 """What a search costs beside Ray Tune used by hand, and what one feed for all trials saves.
 
-    python benchmarks/tuning.py [overhead] [shared] [--rounds 3]
+    python benchmarks/tuning.py [overhead] [shared] [--rounds 3] [--quick]
 
 `overhead`: eight trials, two at a time, by a plain Ray Tune script as Ray's own pages show it (a hand-written training
 function that reports and checkpoints every epoch), and by `HPORunner`, whose trials are ordinary runs. Same model,
 data, parameters and steps; the time is that of the whole search, its records, best.yaml and report included.
 `shared`: two trials at a time whose preprocessing dominates, each loading for itself against one feed for both.
 
-Variants take turns in one run, in one Ray of this machine. Writes benchmarks/results/tuning.json and .md.
+Variants take turns in one run, in one Ray of this machine. Writes benchmarks/results/tuning.json and .md; `--quick`
+only shows that all of it runs, with trials too short to say anything, and writes nothing.
 """
 
 from __future__ import annotations
@@ -20,15 +21,29 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
 SCRATCH = Path(tempfile.mkdtemp(prefix="tuning-"))
 CONCURRENT = 2
-SAMPLES, FEATURES, CLASSES, EPOCHS = 60_000, 128, 10, 40
+SAMPLES, FEATURES, CLASSES = 60_000, 128, 10
+EPOCHS = 6  # some eight seconds a trial: what a search does beside its trials would be seen at 3 %
 HIDDEN = [512, 512]
 RATES, BATCHES = (3e-4, 1e-3, 3e-3, 1e-2), (128, 256)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """How many there are and how long each is: a search to measure, or one that only warms up."""
+
+    rates: tuple[float, ...] = RATES
+    batches: tuple[int, ...] = BATCHES
+    epochs: int = EPOCHS
+
+
+SHORT = Trials(RATES[:2], BATCHES[:1], 1)
 
 
 def make_data() -> Path:
@@ -94,16 +109,16 @@ def by_hand(config: dict[str, Any]) -> None:
             tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(folder))
 
 
-def plain(file: Path, fused: bool) -> tuple[float, float]:
+def plain(file: Path, fused: bool, trials: Trials) -> tuple[float, float]:
     """Seconds of the plain script, and the best accuracy it found."""
     from ray import tune
 
     space = {
-        "lr": tune.grid_search(list(RATES)),
-        "batch_size": tune.grid_search(list(BATCHES)),
+        "lr": tune.grid_search(list(trials.rates)),
+        "batch_size": tune.grid_search(list(trials.batches)),
         "file": str(file),
         "hidden": HIDDEN,
-        "epochs": EPOCHS,
+        "epochs": trials.epochs,
         "fused": fused,
     }
     folder = SCRATCH / f"plain-{time.time_ns()}"
@@ -124,7 +139,7 @@ def plain(file: Path, fused: bool) -> tuple[float, float]:
     return seconds, best
 
 
-def ours(file: Path) -> tuple[float, float]:
+def ours(file: Path, trials: Trials) -> tuple[float, float]:
     """Seconds of the same search by HPORunner, and the best accuracy it found."""
     from distributed_training.config import Config
     from distributed_training.tuning import HPORunner
@@ -134,42 +149,44 @@ def ours(file: Path) -> tuple[float, float]:
         {
             "model": {"name": "mlp", "args": {"hidden": HIDDEN}},
             "data": {"dataset": "numpy", "root": str(file)},
-            "training": {"epochs": EPOCHS, "optimizer": "adamw", "weight_decay": 0.01},
+            "training": {"epochs": trials.epochs, "optimizer": "adamw", "weight_decay": 0.01},
             "run": {"root": str(folder), "progress": "off"},
             "tuning": {"max_concurrent": CONCURRENT, "scheduler": "none", "objectives": {"val_accuracy": "max"}},
         }
     )
-    space = {"training.lr": {"choice": list(RATES)}, "training.batch_size": {"choice": list(BATCHES)}}
+    space = {"training.lr": {"choice": list(trials.rates)}, "training.batch_size": {"choice": list(trials.batches)}}
     start = time.perf_counter()
     results = HPORunner(config=config).run_grid_search(space)
     seconds = time.perf_counter() - start
     assert not results.errors, results.errors
-    assert len(results) == len(RATES) * len(BATCHES)
+    assert len(results) == len(trials.rates) * len(trials.batches)
     best = results.get_best_result("val_accuracy", "max").metrics["val_accuracy"]
     shutil.rmtree(folder, ignore_errors=True)
     return seconds, best
 
 
-def overhead(rounds: int) -> dict[str, Any]:
+def overhead(rounds: int, quick: bool) -> dict[str, Any]:
     """The whole search by hand and by ours."""
     from distributed_training.bench.measure import interleave, ratio
 
     file, found = make_data(), dict[str, float]()
+    searches: dict[str, Callable[[Trials], tuple[float, float]]] = {
+        "plain": lambda trials: plain(file, False, trials),
+        "plain, fused optimizer": lambda trials: plain(file, True, trials),
+        "ours": lambda trials: ours(file, trials),
+    }
 
-    def timed(name: str, run: Callable[[], tuple[float, float]]) -> Callable[[], float]:
+    def timed(name: str) -> Callable[[], float]:
         def once() -> float:
-            seconds, found[name] = run()
+            seconds, found[name] = searches[name](SHORT if quick else Trials())
             print(f"{name}: {seconds:.1f} s, best accuracy {found[name]:.4f}", flush=True)
             return seconds
 
         return once
 
-    variants = {
-        "plain": timed("plain", lambda: plain(file, fused=False)),
-        "plain, fused optimizer": timed("plain, fused optimizer", lambda: plain(file, fused=True)),
-        "ours": timed("ours", lambda: ours(file)),
-    }
-    measured = interleave(variants, rounds)
+    for search in searches.values():
+        search(SHORT)
+    measured = interleave({name: timed(name) for name in searches}, rounds, warmup=0)
     return {
         name: {
             "seconds": one.median,
@@ -200,7 +217,7 @@ def random(sample, rng):
 """
 
 
-def costly(preprocess: str, share_feed: str, loaders: int = 0) -> tuple[float, float]:
+def costly(preprocess: str, share_feed: str, loaders: int = 0, epochs: int = 6) -> tuple[float, float]:
     """Seconds of a search of four trials, two at a time, whose samples take 1 ms each, and the best accuracy."""
     from distributed_training.config import Config
     from distributed_training.tuning import HPORunner
@@ -215,7 +232,7 @@ def costly(preprocess: str, share_feed: str, loaders: int = 0) -> tuple[float, f
                 "preprocess": f"costly_samples:{preprocess}",
                 "num_workers": loaders,
             },
-            "training": {"epochs": 6},
+            "training": {"epochs": epochs},
             "run": {"root": str(folder), "progress": "off"},
             "tuning": {
                 "max_concurrent": CONCURRENT,
@@ -236,7 +253,7 @@ def costly(preprocess: str, share_feed: str, loaders: int = 0) -> tuple[float, f
     return seconds, best
 
 
-def shared(rounds: int) -> dict[str, Any]:
+def shared(rounds: int, quick: bool) -> dict[str, Any]:
     """Trials that load for themselves, and trials that share one feed: the whole search, the feed's start included."""
     from distributed_training.bench.measure import interleave, ratio
 
@@ -250,7 +267,7 @@ def shared(rounds: int) -> dict[str, Any]:
 
     def timed(name: str, preprocess: str, settings: dict[str, Any]) -> Callable[[], float]:
         def once() -> float:
-            seconds, found[name] = costly(preprocess, **settings)
+            seconds, found[name] = costly(preprocess, **settings, epochs=1 if quick else 6)
             print(f"{name}: {seconds:.1f} s, best accuracy {found[name]:.4f}", flush=True)
             return seconds
 
@@ -264,7 +281,7 @@ def shared(rounds: int) -> dict[str, Any]:
     }
     os.chdir(SCRATCH)  # where the module of the preprocessing is
     try:
-        measured = interleave(variants, rounds)
+        measured = interleave(variants, rounds, warmup=0 if quick else 1)
     finally:
         os.chdir(before)
     for kind in kinds:  # exact: every trial saw the batches that it would have loaded for itself
@@ -280,7 +297,7 @@ def shared(rounds: int) -> dict[str, Any]:
     }
 
 
-PARTS: dict[str, Callable[[int], dict[str, Any]]] = {"overhead": overhead, "shared": shared}
+PARTS: dict[str, Callable[[int, bool], dict[str, Any]]] = {"overhead": overhead, "shared": shared}
 
 
 def main() -> None:
@@ -288,6 +305,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all unless given")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="see that it runs; nothing is written")
     arguments = parser.parse_args()
     unknown = [part for part in arguments.parts if part not in PARTS]
     if unknown:
@@ -310,11 +328,13 @@ def main() -> None:
     )
     try:
         for part in arguments.parts or PARTS:
-            figures = PARTS[part](arguments.rounds)
+            figures = PARTS[part](arguments.rounds, arguments.quick)
             facts = machine_facts(torch.device("cpu"))
             facts.pop("host", None)
             report[part] = {"machine": facts, "ray": ray.__version__, "rounds": arguments.rounds, "figures": figures}
             print(json.dumps({part: figures}, indent=2), flush=True)
+            if arguments.quick:
+                continue
             RESULTS.mkdir(exist_ok=True)
             file.write_text(json.dumps(report, indent=2) + "\n")
             file.with_suffix(".md").write_text(markdown(report))

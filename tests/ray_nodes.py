@@ -30,11 +30,12 @@ class Nodes:
 
     Args:
         cpus: of each node.
+        gpus: that each node says it has, whether or not it does: Ray gives them out all the same.
         hidden: a folder whose contents the nodes do not see, as on machines that share no storage. Needs root.
     """
 
-    def __init__(self, *cpus: int, hidden: Path | None = None) -> None:
-        self._cpus, self._hidden = cpus, hidden
+    def __init__(self, *cpus: int, gpus: int = 0, hidden: Path | None = None) -> None:
+        self._cpus, self._gpus, self._hidden = cpus, gpus, hidden
 
     def __enter__(self) -> Nodes:
         import importlib.util
@@ -44,7 +45,7 @@ class Nodes:
             prefix="ray-", dir="/tmp"
         )  # short: names of sockets have at most 107 characters
         Path(self._folder, "ray").mkdir()  # there also goes the file by which `auto` would find this cluster
-        command = [sys.executable, "-m", "tests.ray_nodes", self._folder, *map(str, self._cpus)]
+        command = [sys.executable, "-m", "tests.ray_nodes", self._folder, *map(str, (self._gpus, *self._cpus))]
         if self._hidden is not None:
             mount = f"mount -t tmpfs none {shlex.quote(str(self._hidden))} && exec {shlex.join(command)}"
             command = ["unshare", "--mount", "sh", "-c", mount]
@@ -91,7 +92,7 @@ class Nodes:
         raise RuntimeError("the process with the Ray cluster has ended")
 
 
-def _serve(folder: str, cpus: list[int]) -> None:
+def _serve(folder: str, gpus: int, cpus: list[int]) -> None:
     """In the process that keeps the cluster."""
     if os.fork():
         os._exit(0)
@@ -101,9 +102,9 @@ def _serve(folder: str, cpus: list[int]) -> None:
     from ray.cluster_utils import Cluster
 
     common = {"object_store_memory": _MEMORY, "include_dashboard": False}
-    head = {"num_cpus": 0, "temp_dir": f"{folder}/ray", "_system_config": _SOON, **common}
+    head = {"num_cpus": 0, "num_gpus": 0, "temp_dir": f"{folder}/ray", "_system_config": _SOON, **common}
     cluster = Cluster(initialize_head=True, head_node_args=head)
-    nodes = [cluster.add_node(num_cpus=count, **common) for count in cpus]
+    nodes = [cluster.add_node(num_cpus=count, num_gpus=gpus, **common) for count in cpus]
 
     def say(**facts: Any) -> None:
         answers.write(f"{json.dumps(facts)}\n")
@@ -113,7 +114,7 @@ def _serve(folder: str, cpus: list[int]) -> None:
     for line in sys.stdin:
         order = json.loads(line)
         if "add" in order:
-            nodes.append(cluster.add_node(num_cpus=order["add"], **common))
+            nodes.append(cluster.add_node(num_cpus=order["add"], num_gpus=gpus, **common))
         else:
             node, family = next((node, family) for node in nodes if order["kill_node_of"] in (family := _family(node)))
             for process in family.values():
@@ -134,4 +135,4 @@ def _family(node: Any) -> dict[int, psutil.Process]:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], [int(word) for word in sys.argv[2:]])
+    _serve(sys.argv[1], int(sys.argv[2]), [int(word) for word in sys.argv[3:]])

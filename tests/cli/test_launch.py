@@ -57,6 +57,7 @@ def test_mistakes_are_named(dtrain: Callable, words: list[str], said: str) -> No
         ),
         (["--ray", "--workers", "2", "--placement", "near", "--", "train"], "--placement NEAR: one of PACK, SPREAD"),
         (["--ray", "--workers", "2", "--nproc", "2", "--", "train"], "--nproc is not for --ray"),
+        (["--ray", "--workers", "2", "--address", "ray://10.0.0.1:10001", "--", "train"], "ray job submit -- dtrain"),
         (["--ray", "--workers", "2", "--", "train", "nope.yaml"], "nope.yaml: no such file"),
         (["--ray", "--workers", "2", "--", "train", "training.epoch=3"], "did you mean training.epochs?"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from tests.launching import environment, free_port, need
 from tests.ray_nodes import Nodes
 
 from distributed_training.checkpoint import read_state
+from distributed_training.launch.ray_address import is_started_here, started_here
 from distributed_training.launch.ray_cluster import connected
 from distributed_training.runtime.errors import MissingDependencyError
 
@@ -41,7 +43,7 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def nodes(hidden: Path) -> Iterator[Nodes]:
-    with Nodes(2, 2, hidden=hidden) as cluster:
+    with Nodes(2, 2, gpus=1, hidden=hidden) as cluster:
         yield cluster
 
 
@@ -61,12 +63,30 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         pass
 
 
+def test_only_a_cluster_of_ray_start_is_joined_unasked(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(in_tmp))
+    monkeypatch.setenv("RAY_CLIENT_MODE", "0")  # Ray sets it when it is imported
+    note = in_tmp / "ray/ray_current_cluster"
+    assert started_here() is None  # whatever else runs on this machine, as those of other tests
+    note.parent.mkdir()
+    note.write_text(f"127.0.0.1:{free_port()}")
+    assert started_here() is None  # one that is gone
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        note.write_text(f"127.0.0.1:{port}")
+        assert started_here() == f"127.0.0.1:{port}"
+        assert is_started_here(f"localhost:{port}")
+        assert not is_started_here(f"localhost:{free_port()}")
+        assert not is_started_here(f"ray://localhost:{port}")
+
+
 @pytest.mark.timeout(400)
 def test_a_training_whose_node_is_killed_ends_as_if_nothing_had_happened(
     nodes: Nodes, rank_server: RankServer, in_tmp: Path
 ) -> None:
     program = str(PROGRAMS / "waiting.py")
-    job = launch(nodes, "--workers", "2", "--placement", "spread", "--", program, "17", *SETTINGS, "run.root=killed")
+    asked = ("--workers", "2", "--gpus-per-worker", "0.5", "--placement", "spread")  # one node has room for both, too
+    job = launch(nodes, *asked, "--", program, "17", *SETTINGS, "run.root=killed")
     try:
         standing, end = in_tmp / "standing", time.monotonic() + 180
         while not standing.exists():
@@ -114,7 +134,7 @@ def test_mistakes_are_said_before_anything_starts_and_a_failure_ends_all_ranks(
         "nobody": (7, "no Ray cluster answers at 127.0.0.1:"),
         "many": (7, "cannot hold 8 workers of 1 CPU each: it has room for "),
         "large": (7, "cannot hold 1 worker of 64 CPU each"),
-        "gpus": (7, "cannot hold 1 worker of 1 CPU, 1 GPU each"),
+        "gpus": (7, "cannot hold 1 worker of 1 CPU, 2 GPU each"),
         "spread": (7, "each on a node of its own"),
         "together": (7, "all on one node: it has room for 2"),
         "folder": (2, f"has no folder {hidden / 'inner'}"),
@@ -125,7 +145,7 @@ def test_mistakes_are_said_before_anything_starts_and_a_failure_ends_all_ranks(
         assert said[name][0] == code, said[name]
         assert text in said[name][1]
     assert said["fine"][0] == 0
-    assert sorted(said["fine"][2].splitlines()) == ["rank 0 of 2", "rank 1 of 2"]
+    assert sorted(said["fine"][2].splitlines()) == ["rank 0 of 2 sees 0", "rank 1 of 2 sees 0"]  # half of one each
     code, report = said["failing"]
     lines = report.strip().splitlines()
     assert code == 1
@@ -133,3 +153,4 @@ def test_mistakes_are_said_before_anything_starts_and_a_failure_ends_all_ranks(
     assert lines[-1].endswith("failed: ValueError: bad luck")
     assert 'raise ValueError("bad luck")' in report
     assert "start again" not in done.stderr  # it would fail again
+    assert [(in_tmp / f"gpus-of-{rank}").read_text() for rank in (0, 1)] == ["0", "0"]  # half of it each

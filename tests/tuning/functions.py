@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +40,22 @@ def speaks_of_others(config: Any) -> None:
 
 def says_nothing(config: Any) -> None:
     """Neither reports nor returns."""
+
+
+def stubborn(config: Any) -> None:
+    """Takes the search's wish that it end for a failure of its own, and reports on."""
+    for epoch in range(3):
+        try:
+            report({"loss": config["x"] + 3 - epoch})
+        except SystemExit:
+            report({"loss": 0.0})
+
+
+def half_a_gpu(config: Any) -> None:
+    """Ends when another trial is on the same GPU."""
+    (here := Path(config["folder"]) / f"trial-{config['x']}").touch()
+    end = time.monotonic() + 120
+    while len(list(here.parent.glob("trial-*"))) < 2:
+        assert time.monotonic() < end, "no second trial came to this GPU"
+        time.sleep(0.05)
+    report({"loss": config["x"], "gpu": int(os.environ["CUDA_VISIBLE_DEVICES"])})

@@ -16,7 +16,9 @@ import pytest
 from tests.launching import environment
 from tests.ray_nodes import Nodes
 
+from distributed_training.config import Config, ConfigError
 from distributed_training.runtime.run_directory import RunDirectory
+from distributed_training.tuning import HPORunner
 from distributed_training.tuning.records import SearchFolder, Trial
 
 CONFIG = """
@@ -105,10 +107,9 @@ def test_a_search_survives_the_end_of_a_node_and_goes_on_after_that_of_its_drive
     assert any(event["resumed_from"] for event in starts)  # from a checkpoint, not from the beginning
     assert json.loads((in_tmp / "runs/search/search.json").read_text())["status"] == "completed"
     assert "best trial" in output
-    other = tune("config.yaml", "--resume", "runs/search", "training.batch_size=32", "--seed", "5")
-    output, _ = other.communicate(timeout=240)
-    assert other.returncode == 2
-    assert "training.batch_size was 64 and is 32" in output
+    other = Config.from_file("config.yaml").replace(**{"training.batch_size": 32})
+    with pytest.raises(ConfigError, match=r"training\.batch_size was 64 and is 32"):
+        HPORunner(config=other).resume("runs/search")
 
 
 def _again(trials: list[Trial]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,7 +120,7 @@ def _say_goodbye(folder: SearchFolder, search: Search, best: Trial | None, page:
     say(f"  trials             {place / folder.trials_file.name}")
     if search.status == "interrupted":
         say(f"  go on              dtrain tune --resume {place}")
-        sys.exit(130)
+        sys.exit(128 + signal.Signals[search.signal or "SIGINT"])
     if best is not None:
         say("")
         say("Try next:")

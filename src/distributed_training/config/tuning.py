@@ -72,6 +72,12 @@ class TuningConfig:
         at_least("tuning.gpus_per_trial", self.gpus_per_trial, 0)
         if self.gpus_per_trial is not None and self.gpus_per_trial > 1 and self.gpus_per_trial % 1:
             raise ConfigError(f"tuning.gpus_per_trial={self.gpus_per_trial}: a fraction is of one GPU: 0.5, or 1, or 2")
+        each = (self.gpus_per_trial or 0) / self.workers_per_trial
+        if each > 1 and each % 1:
+            raise ConfigError(
+                f"tuning.gpus_per_trial={self.gpus_per_trial:g}: {each:g} for each of tuning.workers_per_trial="
+                f"{self.workers_per_trial} processes; a process has whole GPUs, or a part of one"
+            )
         at_least("tuning.feed_memory_mb", self.feed_memory_mb, 1)
         at_least("tuning.feed_workers", self.feed_workers, 1)
         budget_seconds(self.time_budget)

@@ -10,8 +10,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from distributed_training.launch.ray_address import is_started_here, knock, started_here
 from distributed_training.runtime.environment import environment_for_a_while
-from distributed_training.runtime.errors import ConfigError, RanksError
+from distributed_training.runtime.errors import RanksError
 from distributed_training.runtime.imports import require
 
 DEADLINE = 30.0
@@ -45,7 +46,7 @@ def connected(address: str | None = None, deadline: float = DEADLINE, cpus: floa
 
     Args:
         address: `auto`, `HOST:PORT` or `ray://HOST:PORT`; `local` starts one here for as long as this lasts; left out,
-            RAY_ADDRESS, or the cluster that runs on this machine, or else a local one.
+            RAY_ADDRESS, or the cluster that `ray start` made on this machine, or else a local one.
         deadline: longest wait for an answer, in seconds.
         cpus: of a cluster started here; left out, the cores of this machine.
     """
@@ -73,44 +74,22 @@ def _quiet() -> dict[str, str]:
 def _connect(ray: Any, address: str | None, deadline: float, cpus: float | None) -> None:
     known = address or os.environ.get("RAY_ADDRESS")
     if known and known not in ("auto", "local"):
-        _knock(known, deadline)
+        knock(known, deadline)
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if path := os.environ.get("PYTHONPATH"):  # what can be imported here is to be found by the workers
         settings["runtime_env"] = {"env_vars": {"PYTHONPATH": path}}
     try:
-        if known is None:
-            try:
-                ray.init(address="auto", **settings)
-            except ConnectionError:  # none runs here
-                ray.init(
-                    address="local", num_cpus=cpus, include_dashboard=False, object_store_memory=_OBJECTS, **settings
-                )
+        if known == "local" or (known is None and started_here() is None):
+            ray.init(address="local", num_cpus=cpus, include_dashboard=False, object_store_memory=_OBJECTS, **settings)
         else:
-            ray.init(address=known, **settings)
+            ray.init(address="auto" if known is None or is_started_here(known) else known, **settings)
     except (ConnectionError, RuntimeError, TimeoutError, ValueError) as error:
         place = known or "this machine"
         raise RanksError(
             f"no Ray cluster at {place} that this process can join ({_first_line(error)}). Start one with "
             "`ray start --head`, give its address (--address HOST:PORT), and run this on a machine of the cluster, or "
-            "send it there with `ray job submit` (docs/ray.md)"
-        ) from None
-
-
-def _knock(address: str, deadline: float) -> None:
-    """Ray itself waits long, and ends the process, where nobody listens."""
-    from distributed_training.launch.local import host_and_port
-    from distributed_training.runtime.group import wait_for_master
-
-    scheme, _, place = address.rpartition("://")
-    if scheme not in ("", "ray"):
-        raise ConfigError(f"--address {address}: give auto, HOST:PORT or ray://HOST:PORT")
-    host, port = host_and_port(place, "--address")
-    try:
-        wait_for_master((host, port), deadline)
-    except RanksError:
-        raise RanksError(
-            f"no Ray cluster answers at {address} within {deadline:g} s; check the address (`ray status` on its head "
-            "shows it; the port is 6379 unless chosen otherwise, 10001 with ray://), the firewall, and that it runs"
+            "send it there with `ray job submit`. One that asks for a token (as those of Ray 2.60 do) gives it to "
+            "another machine only with RAY_AUTH_MODE=token set here (docs/ray.md)"
         ) from None
 
 

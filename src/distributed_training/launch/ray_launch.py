@@ -23,6 +23,7 @@ from typing import Any
 
 from distributed_training.config.errors import ConfigError
 from distributed_training.launch.ray_account import Account
+from distributed_training.launch.ray_address import through_client
 from distributed_training.launch.ray_checks import Wanted, check_nodes
 from distributed_training.launch.ray_cluster import DEADLINE, amounts, check_room, connected, nodes
 from distributed_training.launch.ray_desk import open_desk
@@ -94,6 +95,11 @@ class Job:
 
 def run(job: Job) -> Outcome:
     """Run the job to its end, with what the ranks write on this screen."""
+    if client := through_client(job.address):
+        raise ConfigError(
+            f"--address {client}: a training is launched on a machine of its cluster, whose storage it shares; start "
+            "it there, or send it there with `ray job submit -- dtrain launch --ray ...` (docs/ray.md)"
+        )
     variables = {name: value for name, value in forwarded(job.more_variables).items() if name not in _OF_RAY}
     if job.deadline is not None:
         variables["DTRAIN_RUN__DEADLINE"] = str(job.deadline)

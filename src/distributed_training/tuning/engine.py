@@ -11,6 +11,8 @@ from ray import tune
 from distributed_training.config import ConfigError
 from distributed_training.config.tuning import budget_seconds
 from distributed_training.runtime.errors import DistributedTrainingError, SearchError
+from distributed_training.tuning.ending import EndsInPeace
+from distributed_training.tuning.interruption import ends_like_ctrl_c
 from distributed_training.tuning.live import LiveTable
 from distributed_training.tuning.records import Search, SearchFolder
 from distributed_training.tuning.reporting import EPOCH
@@ -18,7 +20,7 @@ from distributed_training.tuning.resources import Resources
 from distributed_training.tuning.schedulers import Length, make_scheduler
 from distributed_training.tuning.search import Plan
 from distributed_training.tuning.searchers import make_searcher
-from distributed_training.tuning.trial import EndsInPeace, Task, run_trial
+from distributed_training.tuning.trial import Task, run_trial
 from distributed_training.tuning.watch import NeedsObjectives, ResultFiles, Watch
 
 _RAY = "ray"  # folder of Ray's own files inside that of a search
@@ -44,7 +46,8 @@ class Engine:
         with self.watch:
             tuner = self._restored() if go_on else self._new()
             try:
-                results = tuner.fit()
+                with ends_like_ctrl_c(search):
+                    results = tuner.fit()
             except Exception as error:
                 raise _ours(error) from error
             if self.watch.problem:

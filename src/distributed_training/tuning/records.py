@@ -88,6 +88,8 @@ class Search:
     """Seconds that the search may take."""
     status: str = "running"
     """running, completed, time is up, interrupted or failed."""
+    signal: str = ""
+    """What interrupted it, if that was not Ctrl-C: SIGTERM or SIGHUP."""
     started: float | None = None
     """When it began, in seconds since 1970."""
     ended: float | None = None

@@ -16,6 +16,7 @@ from typing import Any
 
 from distributed_training.config import Config, ConfigError, TuningConfig
 from distributed_training.config.tuning import budget_seconds
+from distributed_training.launch.ray_address import through_client
 from distributed_training.launch.ray_cluster import connected
 from distributed_training.runtime.environment import environment_for_a_while
 from distributed_training.runtime.errors import RunDirectoryError, SearchError
@@ -122,10 +123,10 @@ def _search(plan: Plan, earlier: SearchFolder | None) -> tuple[Any, SearchFolder
     require("ray", "ray", "a search for hyper-parameters")
     require("ray.tune", "ray", "a search for hyper-parameters")
     plan.read_space  # noqa: B018 (refuses a space that makes no sense, before anything starts)
-    if (plan.tuning.address or "").startswith("ray://"):
+    if client := through_client(plan.tuning.address):
         raise ConfigError(
-            f"tuning.address={plan.tuning.address}: a search runs on a machine of the cluster, as its trials write "
-            "below run.root; start it there, with address auto"
+            f"tuning.address={client}: a search runs on a machine of the cluster, as its trials write below run.root; "
+            "start it there, with address auto, or send it there with `ray job submit -- dtrain tune ...`"
         )
     from distributed_training.tuning.resources import check_one_fits, resources_of
 

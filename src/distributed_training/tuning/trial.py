@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from distributed_training.runtime.run_directory import RunDirectory
 from distributed_training.tuning import exchange
 from distributed_training.tuning.parameters import Parameters
 
-_SAVING = 60  # seconds that a trial which was ended has for its last checkpoint before its worker is given up
+_ENDED = "ended by the search"
 
 
 @dataclass(frozen=True)
@@ -49,20 +48,6 @@ class Task:
         return Path(self.folder) / "trials"
 
 
-class EndsInPeace:
-    """Put before Ray's class of trials: one that is ended gets the time for its last checkpoint and its last words."""
-
-    def cleanup(self) -> None:
-        """Ray calls this when it is done with a worker, and would wait for nothing."""
-        from ray.train._internal.session import get_session
-
-        session = get_session()
-        if session is not None:
-            with suppress(Exception):  # what the training raised, Ray's own clean-up will raise again
-                session.finish(timeout=_SAVING)
-        super().cleanup()  # type: ignore[misc]
-
-
 def run_trial(parameters: dict[str, Any], task: Task) -> Any:
     """What Ray calls on a worker, in a thread of its own, for every trial and after every interruption of one."""
     from ray import tune
@@ -73,7 +58,6 @@ def run_trial(parameters: dict[str, Any], task: Task) -> Any:
     os.chdir(task.directory)
     if task.directory not in sys.path:
         sys.path.insert(0, task.directory)
-    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(_SAVING)
     if task.function is not None:
         given = (
             Parameters({**task.constants, **parameters}) if task.config is None else task.config.replace(**parameters)
@@ -159,6 +143,8 @@ class Told:
 
     def __call__(self, metrics: dict[str, Any], checkpoint: Path | None) -> str:
         """Report; gives the reason to end if there is one."""
+        if self.ended:  # Ray says so once, and nobody listens after that
+            return _ENDED
         from ray import tune
 
         try:
@@ -169,7 +155,7 @@ class Told:
                 tune.report(metrics, checkpoint=tune.Checkpoint.from_directory(offered))
         except SystemExit:  # Ray's way to end a trial; the run is to end in its own way, with a checkpoint
             self.ended = True
-            return "ended by the search"
+            return _ENDED
         return ""
 
     def leave(self) -> None:

@@ -29,7 +29,7 @@ MISTAKES = {
     "nobody": job(Workers(1), address=NOBODY, deadline=1.0),
     "many": job(Workers(8)),
     "large": job(Workers(1, cpus=64)),
-    "gpus": job(Workers(1, gpus=1)),
+    "gpus": job(Workers(1, gpus=2)),
     "spread": job(Workers(4, placement="STRICT_SPREAD")),
     "together": job(Workers(3, placement="STRICT_PACK")),
     "folder": job(Workers(1), directory=HIDDEN / "inner", root=None),
@@ -45,15 +45,23 @@ def told(mistake: Job) -> list[Any]:
         return [error.exit_code, str(error)]
 
 
+SEEING = """
+import os, pathlib, runpy, sys
+pathlib.Path(f"gpus-of-{os.environ['RANK']}").write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+Path("seeing.py").write_text(SEEING)
 (HIDDEN / "inner").mkdir()
 (HIDDEN / "config.yaml").write_text("training: {epochs: 1}\n")
 answers = {"nobody": told(MISTAKES["nobody"])}  # before there is a connection
 with connected(ADDRESS):
     answers |= {name: told(mistake) for name, mistake in MISTAKES.items() if name != "nobody"}
-    Path("fine.py").write_text("import os\nprint('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n")
+    said = "'rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], 'sees', os.environ['CUDA_VISIBLE_DEVICES']"
+    Path("fine.py").write_text(f"import os\nprint({said})\n")
     shown: list[str] = []
-    done = run_ranks(["fine.py"], 2, show=lambda stream, text: shown.append(text))
+    done = run_ranks(["fine.py"], 2, resources={"GPU": 0.5}, show=lambda stream, text: shown.append(text))
     answers["fine"] = [done.code, done.report, "".join(shown)]
-    failed = run(Job(FAILING, Workers(2), root=ROOT))
+    failed = run(Job(["seeing.py", *FAILING], Workers(2, gpus=0.5), root=ROOT))
     answers["failing"] = [failed.code, failed.report]
 Path("answers.json").write_text(json.dumps(answers))
