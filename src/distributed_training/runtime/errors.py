@@ -5,6 +5,7 @@ from __future__ import annotations
 from distributed_training.config.errors import ConfigError, DistributedTrainingError
 
 __all__ = [
+    "BenchError",
     "BuildError",
     "CheckpointError",
     "CloudError",
@@ -106,3 +107,9 @@ class SearchError(DistributedTrainingError):
     """A search for hyper-parameters came to nothing. Names the trial that failed first, and why."""
 
     exit_code = 12
+
+
+class BenchError(DistributedTrainingError):
+    """A benchmark cannot run here, or what it found cannot be written, read or compared. Names the part or file."""
+
+    exit_code = 13

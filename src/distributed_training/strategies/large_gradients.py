@@ -56,6 +56,7 @@ class LargeGradients:
             )
         for work in self._under_way:
             work.wait()
+        self._under_way = []  # they hold the gradients, which would outlive the update by a forward pass
         if not self._learned:  # from now on in the order in which rank 0's backward came to them
             order = torch.tensor(self._arrived)
             dist.broadcast(order, 0, group=self._group)
