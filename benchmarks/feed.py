@@ -1,12 +1,12 @@
 """Batches from one process to another: ours beside plain sockets and beside other libraries, in one run.
 
-    python benchmarks/feed.py [transport] [peers] [websocket] [samples] [training] [slow] [gpu] [--rounds N]
+    python benchmarks/feed.py [transport] [peers] [websocket] [samples] [slow] [--rounds N]
 
 transport: plain sockets, ours over TCP and through shared memory. peers: the same, and other libraries. websocket: ours
-over WebSockets beside the libraries for that. samples: a dataset with only `__getitem__`. training: what receiving adds
-to a step, on this CPU. slow: over a link of 20 Mbit/s and 100 ms. gpu: receiving beside a step of ResNet-50 on a CUDA
-device; the only part that is not run unless asked for. Every part is kept when it is done, in
-benchmarks/results/feed.json and .md, so parts may be run one by one.
+over WebSockets beside the libraries for that. samples: a dataset with only `__getitem__`. slow: over a link of
+20 Mbit/s and 100 ms. Every part is kept when it is done, in benchmarks/results/feed.json and .md, so parts may be run
+one by one. What receiving adds to a step, on a CPU and on a GPU, is measured by `dtrain bench feed`, as is `transport`
+without its targets.
 
 Other libraries live in an environment of their own, so that they cannot change the project's:
 
@@ -33,9 +33,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.feed_peers.base import CASES  # noqa: E402
-
 from distributed_training.bench.measure import Measured, interleave, ratio  # noqa: E402
+from distributed_training.bench.transport.base import CASES  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 RAW, TCP, SHARED = "raw sockets", "ours, TCP", "ours, shared memory"
@@ -64,7 +63,7 @@ class Peer:
     def __init__(self, file: str) -> None:
         self.file = file
         command = [_python_for(file), "-m", "benchmarks.feed_peers", file]
-        own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+        own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONPATH": f"{ROOT / 'src'}"}
         self._errors = open(os.devnull, "wb") if not os.environ.get("FEED_BENCH_VERBOSE") else None  # noqa: SIM115
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=own, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, text=True
@@ -200,22 +199,12 @@ def samples(rounds: int) -> dict[str, Any]:
     return report
 
 
-def training(rounds: int) -> dict[str, Any]:
-    """What receiving adds to a step. In a process of its own: it forks."""
-    return _in_own_process("on_cpu", max(1, rounds // 2 + 1))
-
-
 def slow(rounds: int) -> dict[str, Any]:
     """A link of 20 Mbit/s and 100 ms."""
-    return _in_own_process("over_slow_link", max(1, rounds // 4), "feed_slow")
+    return _in_own_process("over_slow_link", max(1, rounds // 4))
 
 
-def gpu(rounds: int) -> dict[str, Any]:
-    """Training on batches that come, with a GPU."""
-    return _in_own_process("on_gpu", max(1, rounds // 3))
-
-
-def _in_own_process(function: str, rounds: int, module: str = "feed_training") -> dict[str, Any]:
+def _in_own_process(function: str, rounds: int, module: str = "feed_slow") -> dict[str, Any]:
     program = f"import json, logging; logging.disable(30)\nfrom benchmarks import {module}\n"
     program += f"print(json.dumps({module}.{function}({rounds})))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True)
@@ -230,16 +219,14 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "peers": peers,
     "websocket": websocket,
     "samples": samples,
-    "training": training,
     "slow": slow,
-    "gpu": gpu,
 }
 
 
 def main() -> None:
     """Measure what was asked for and write the report."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all but gpu unless given")
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all unless given")
     parser.add_argument("--rounds", type=int, default=8, help="of the part transport; the others take fewer")
     arguments = parser.parse_args()
     unknown = [part for part in arguments.parts if part not in PARTS]
@@ -251,10 +238,10 @@ def main() -> None:
 
     file = RESULTS / "feed.json"
     report: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    for part in arguments.parts or [name for name in PARTS if name != "gpu"]:
+    for part in arguments.parts or PARTS:
         began = time.perf_counter()
         figures = PARTS[part](arguments.rounds)
-        facts = machine_facts(torch.device("cuda" if part == "gpu" else "cpu"))
+        facts = machine_facts(torch.device("cpu"))
         facts.pop("host", None)
         seconds = round(time.perf_counter() - began)
         report[part] = {"machine": facts, "rounds": arguments.rounds, "seconds": seconds, "figures": figures}
@@ -267,7 +254,7 @@ def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
     lines = ["# Batches between two processes", ""]
     lines += ["64 rows a batch; the receiver ends with torch tensors. Ratios are medians over rounds, by turns.", ""]
-    for part in (name for name in PARTS if name in report):
+    for part in report:  # some were measured here once, and are part of `dtrain bench feed` now
         machine = report[part]["machine"]
         lines += [f"## {part}", ""]
         command = f"`python benchmarks/feed.py {part} --rounds {report[part]['rounds']}`"

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from benchmarks.feed_peers.base import process
 from tests.feed.slow_link import SlowLink
 
+from distributed_training.bench.transport.base import process
 from distributed_training.data import ArrayDataset, Dataset, Plan
 from distributed_training.feed import FeedServer, Loader, LoaderSettings
 

@@ -22,6 +22,7 @@ import torch
 from distributed_training.config import StrategyConfig
 from distributed_training.models.gpt import GPT, GPTArguments
 from distributed_training.runtime.device import machine_facts
+from distributed_training.runtime.meters import ResidentMemory
 from distributed_training.runtime.world import World, read_world
 from distributed_training.strategies import Place, StepSettings, make_strategy, needs
 
@@ -59,32 +60,23 @@ def measure(variant: str, folder: Path) -> None:
     strategy = make_strategy(Place(torch.device("cpu"), world, config, batch_size=SEQUENCES * world.size))
     torch.manual_seed(0)
     tokens = torch.randint(GPT_100M.vocab_size, (STEPS, SEQUENCES, GPT_100M.context))
-    before = _resident("VmRSS")
+    memory = ResidentMemory()
+    memory.peak()  # forgets what was before
     model = GPT(GPT_100M)
     parameters = sum(p.numel() for p in model.parameters())
     forward = strategy.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-4), StepSettings())
-    begin = _resident("VmHWM")
+    begin = memory.peak()
     for step, ids in enumerate(tokens):
         if step == STEPS - 1:  # the first ones make the optimizer's state
-            _forget_peak()
+            memory.peak()
         loss = forward(ids, labels=ids)["loss"] / strategy.world_size
         strategy.backward(loss)
         strategy.step(loss.detach())
         if step == 0:
-            begin = max(begin, _resident("VmHWM"))
-    found = {"parameters": parameters, "begin": begin - before, "step": _resident("VmHWM") - before}
+            begin = max(begin, memory.peak())
+    found = {"parameters": parameters, "begin": begin / 1e6, "step": memory.peak() / 1e6}
     (folder / f"{world.rank}.json").write_text(json.dumps(found))
     strategy.teardown()
-
-
-def _resident(kind: str) -> float:
-    """MB resident now (VmRSS) or at most since the peak was last forgotten (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(kind)).split()[1]) * 1024 / 1e6
-
-
-def _forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 def run(variant: str, ranks: int) -> dict[str, Any] | None:

@@ -12,39 +12,26 @@ import importlib.util
 import json
 import os
 import sys
-import traceback
 
-from benchmarks.feed_peers.base import CASES, Run, measure
+from distributed_training.bench.forked_turns import in_fork
+from distributed_training.bench.transport.base import CASES, measure
+
+_OWN = ("raw", "ours")  # these are part of the package
 
 
 def main() -> None:
     """Answer until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # libraries print what they like; the answers stay readable
-    module = importlib.import_module(f"benchmarks.feed_peers.{sys.argv[1]}")
+    package = "distributed_training.bench.transport" if sys.argv[1] in _OWN else "benchmarks.feed_peers"
+    module = importlib.import_module(f"{package}.{sys.argv[1]}")
     missing = [name for name in module.NEEDS if importlib.util.find_spec(name) is None]
     print(json.dumps({"missing": missing} if missing else {"ways": list(module.WAYS)}), file=answers, flush=True)
     for line in sys.stdin:
         order = json.loads(line)
-        print(json.dumps(_forked(module.WAYS[order["way"]], order)), file=answers, flush=True)
-
-
-def _forked(run: Run, order: dict) -> dict:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        try:
-            answer = {"rate": measure(run, CASES[order["case"]], order["seconds"])}
-        except BaseException:
-            answer = {"error": traceback.format_exc()[-2000:]}
-        os.write(writing, json.dumps(answer).encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else {"error": "it ended without an answer; nothing came for too long?"}
+        run, case, seconds = module.WAYS[order["way"]], CASES[order["case"]], order["seconds"]
+        rate = in_fork(lambda: {"rate": measure(run, case, seconds)})  # noqa: B023 (called at once)
+        print(json.dumps(rate), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from benchmarks.feed_peers.base import Case, Take
+
+from distributed_training.bench.transport.base import Case, Take
 
 NEEDS: list[str] = []
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from benchmarks.feed_peers.base import Case, Take, free_port, process
+
+from distributed_training.bench.transport.base import Case, Take, free_port, process
 
 NEEDS = ["pyarrow"]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.feed_peers.base import Case, Take, free_port, process
+from distributed_training.bench.transport.base import Case, Take, free_port, process
 
 NEEDS = ["grpc"]
 _LIMITS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]

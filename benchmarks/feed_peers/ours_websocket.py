@@ -11,7 +11,7 @@ import socket
 from contextlib import closing
 from typing import Any
 
-from benchmarks.feed_peers.base import Case, Take, process
+from distributed_training.bench.transport.base import Case, Take, process
 
 NEEDS = ["distributed_training"]
 _PATIENCE = 10.0

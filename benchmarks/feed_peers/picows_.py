@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from benchmarks.feed_peers.base import Case, Take, free_port, process
+from distributed_training.bench.transport.base import Case, Take, free_port, process
 
 NEEDS = ["picows"]
 

@@ -6,7 +6,7 @@ import logging
 import os
 from typing import Any
 
-from benchmarks.feed_peers.base import Case, Take
+from distributed_training.bench.transport.base import Case, Take
 
 NEEDS = ["ray"]
 

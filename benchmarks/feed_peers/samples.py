@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from benchmarks.feed_peers.base import Case, Take
-from benchmarks.feed_peers.ours import feed
-from benchmarks.feed_peers.raw import sending
+
+from distributed_training.bench.transport.base import Case, Take
+from distributed_training.bench.transport.ours import feed
+from distributed_training.bench.transport.raw import sending
 
 NEEDS = ["distributed_training"]
 

@@ -6,7 +6,8 @@ import os
 import time
 
 import torch
-from benchmarks.feed_peers.base import Case, Take, free_port, process
+
+from distributed_training.bench.transport.base import Case, Take, free_port, process
 
 NEEDS = ["tensorflow"]
 

@@ -11,7 +11,8 @@ from collections import deque
 from typing import Any
 
 import torch
-from benchmarks.feed_peers.base import Case, Take, free_port, process
+
+from distributed_training.bench.transport.base import Case, Take, free_port, process
 
 NEEDS: list[str] = []
 _CALLS = 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.feed_peers.base import Case, Take, free_port, process
+from distributed_training.bench.transport.base import Case, Take, free_port, process
 
 NEEDS = ["websockets"]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 _LAUNCHERS = {
     "none": [],
+    "dtrain": ["-m", "distributed_training", "launch", "--nproc", "{ranks}", "--"],
     "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node={ranks}"],
     "mpirun": ["-m", "distributed_training", "launch", "--mpi", "--nproc", "{ranks}", "--"],
     "horovodrun": ["-m", "horovod.runner.launch", "-np", "{ranks}", sys.executable],
@@ -34,11 +35,26 @@ def run_program(
     launcher: str, ranks: int, program: list[str], variables: Mapping[str, str], folder: Path, deadline: float
 ) -> Outcome:
     """Run `python PROGRAM` in every rank. What it writes goes to `folder`/output.txt."""
+    process = start_program(launcher, ranks, program, variables, folder)
+    try:
+        code = process.wait(deadline)
+        problem = f"exit code {code}" if code else ""
+    except subprocess.TimeoutExpired:
+        problem = f"not done after {deadline:g} s (--timeout)"
+    finally:
+        end_program(process)
+    return Outcome(problem, last_lines(folder))
+
+
+def start_program(
+    launcher: str, ranks: int, program: list[str], variables: Mapping[str, str], folder: Path
+) -> subprocess.Popen[bytes]:
+    """Start `python PROGRAM` in every rank. To be ended by `end_program`, whatever happens."""
     temporary = folder / "temporary"  # launchers leave folders there
     temporary.mkdir(parents=True)
     words = [word.format(ranks=ranks) for word in _LAUNCHERS[launcher]]
     with (folder / "output.txt").open("wb") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, *words, *program],
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -46,18 +62,15 @@ def run_program(
             env={**os.environ, **variables, "TMPDIR": str(temporary)},
             start_new_session=True,  # so that all of it can be ended, and Ctrl-C is ours to pass on
         )
-        try:
-            code = process.wait(deadline)
-            problem = f"exit code {code}" if code else ""
-        except subprocess.TimeoutExpired:
-            problem = f"not done after {deadline:g} s (--timeout)"
-        finally:
-            _end(process)
+
+
+def last_lines(folder: Path) -> list[str]:
+    """What a program in this folder wrote last."""
     text = (folder / "output.txt").read_text(encoding="utf-8", errors="replace")
-    return Outcome(problem, text.splitlines()[-_LINES:])
+    return text.splitlines()[-_LINES:]
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_program(process: subprocess.Popen[bytes]) -> None:
     """The launcher first, which ends its ranks; then whatever is left."""
     if process.poll() is None:
         process.terminate()

@@ -11,7 +11,8 @@ import socket
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from benchmarks.feed_peers.base import Case, Take, connect, process
+
+from distributed_training.bench.transport.base import Case, Take, connect, process
 
 NEEDS: list[str] = []
 _BUFFERS = 2
@@ -19,7 +20,7 @@ Batches = Callable[[Case], Iterator[list[memoryview]]]
 
 
 def _prepared(case: Case) -> Iterator[list[memoryview]]:
-    views = [memoryview(part).cast("B") for part in case.batch()]
+    views = [part.data.cast("B") for part in case.batch()]
     while True:
         yield views
 
@@ -29,7 +30,7 @@ def _gathered(case: Case) -> Iterator[list[memoryview]]:
     inputs, targets = case.arrays()
     numbers = np.random.default_rng(1)
     rows, labels = np.empty((case.rows, case.width), np.float32), np.empty(case.rows, np.int64)
-    views = [memoryview(rows).cast("B"), memoryview(labels).cast("B")]
+    views = [rows.data.cast("B"), labels.data.cast("B")]
     while True:
         order = numbers.permutation(case.samples)
         for first in range(0, case.samples, case.rows):
@@ -53,7 +54,7 @@ def _send(listening: socket.socket, case: Case, batches: Batches) -> None:
 def sending(case: Case, take: Take, batches: Batches) -> None:
     """Receive into two buffers by turns; their tensors are made once."""
     size = case.rows * case.width * 4 + case.rows * 8
-    buffers = [memoryview(np.empty(size, np.uint8)) for _ in range(_BUFFERS)]
+    buffers = [np.empty(size, np.uint8).data for _ in range(_BUFFERS)]
     tensors = [case.tensors(buffer) for buffer in buffers]
     with socket.create_server(("127.0.0.1", 0)) as listening, process(_send, listening, case, batches):
         sock = connect(listening.getsockname()[1])

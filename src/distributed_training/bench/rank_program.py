@@ -1,0 +1,152 @@
+"""What every rank of a measured job runs: `python -m distributed_training.bench.rank_program FOLDER`.
+
+It trains as `dtrain train` does, with one callback more: between two steps it waits for its turn, and in its turn it
+takes the time, or looks at memory and traffic. `FOLDER/job.json` says what to train; orders come through a pipe for
+each rank, answers go into files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from distributed_training.runtime.threads import keep_waits_short
+
+if __name__ == "__main__":
+    keep_waits_short()  # before torch is imported
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from distributed_training.bench import traffic
+from distributed_training.config import Config
+from distributed_training.config.load import literal
+from distributed_training.data import ArrayDataset
+from distributed_training.data.base import Splits
+from distributed_training.runtime.allocator import keep_freed_memory, return_freed_memory
+from distributed_training.runtime.imports import import_object
+from distributed_training.runtime.meters import Meter, meter_for, resident
+from distributed_training.strategies import STRATEGIES, needs
+from distributed_training.training import Callback
+from distributed_training.training.job import build_job, load_data
+
+if TYPE_CHECKING:
+    from distributed_training.training import Trainer
+
+
+def main(folder: Path) -> None:
+    """Train until there are no more orders."""
+    task = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    config = Config.from_dict(literal(task["config"]))
+    _load_libraries(config.strategy.name)
+    data = load_data(config)
+    if task["in_memory"]:
+        data = _in_memory(data)
+    with build_job(config, run_dir=False, data=data) as job:
+        meter = meter_for(job.trainer.device)
+        model = sum(t.nbytes for t in (*job.trainer.model.parameters(), *job.trainer.model.buffers()))
+        if job.trainer.device.type == "cpu":
+            meter.base -= model  # it is there already
+        job.trainer.callbacks.append(TakesTurns(folder, meter))
+        job.trainer.train(job.train_data)
+
+
+def _load_libraries(strategy: str) -> None:
+    """Import all there is, and make a step of next to nothing: libraries are no memory of the training."""
+    import_object(STRATEGIES[strategy], "strategy.name")
+    if library := needs(strategy).library:
+        importlib.import_module(library)
+    layer = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
+    torch.nn.functional.cross_entropy(layer(torch.zeros(8, 8)), torch.zeros(8, dtype=torch.long)).backward()
+    optimizer.step()
+
+
+def _in_memory(data: Splits) -> Splits:
+    """Samples that are computed anew each time, kept: what is to be measured is the training."""
+    rows = data.train.fetch(np.arange(len(data.train)))
+    return Splits(ArrayDataset(rows, num_classes=data.train.num_classes, name="synthetic"), None)
+
+
+class TakesTurns(Callback):
+    """Waits between steps for an order, and does what it says in the steps after it."""
+
+    def __init__(self, folder: Path, meter: Meter) -> None:
+        self._folder, self._meter = folder, meter
+        self._orders: IO[str]
+        self._order: dict[str, Any] | None = None
+        self._number = self._step = 0
+        self._began = 0.0
+        self._sent: dict[int, int] = {}
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        parameters = [p for p in trainer.model.parameters() if p.requires_grad]
+        self._orders = (self._folder / f"orders-{trainer.strategy.rank}").open(encoding="utf-8")
+        facts = {"ranks": trainer.strategy.world_size, "parameters": sum(p.numel() for p in parameters)}
+        self._answer(trainer, {**facts, "device": str(trainer.device), "threads": torch.get_num_threads()})
+        self._next(trainer)
+
+    def on_step_end(self, trainer: Trainer, step: int, loss: Tensor) -> None:
+        order = self._order
+        if order is None:  # told to stop: what is left are steps until all ranks have agreed on it
+            return
+        self._step += 1
+        if self._step == order["warm"]:
+            self._begin(trainer, order)
+        if self._step == order["warm"] + order["steps"]:
+            self._answer(trainer, self._found(trainer, order))
+            self._next(trainer)
+
+    def _next(self, trainer: Trainer) -> None:
+        """Wait for the next order. There is none when whoever gives them is gone."""
+        line = self._orders.readline()
+        self._order = json.loads(line) if line else None
+        self._step = 0
+        if self._order is None:
+            trainer.stop("measured")
+            return
+        if self._order["kind"] == "memory" and trainer.device.type == "cpu":
+            return_freed_memory()
+        elif trainer.device.type == "cpu" and trainer.config.run.allocator == "auto":
+            keep_freed_memory()
+        trainer.strategy.barrier()
+        if self._order["warm"] == 0:
+            self._begin(trainer, self._order)
+
+    def _begin(self, trainer: Trainer, order: dict[str, Any]) -> None:
+        _wait_for(trainer)
+        if order["kind"] == "memory":
+            self._sent = traffic.sent_bytes()
+            self._meter.peak()  # forgets what was before
+        self._began = time.perf_counter()
+
+    def _found(self, trainer: Trainer, order: dict[str, Any]) -> dict[str, Any]:
+        _wait_for(trainer)
+        found: dict[str, Any] = {"seconds": time.perf_counter() - self._began, "steps": order["steps"]}
+        found["resident"] = resident()
+        if order["kind"] == "memory":
+            peak, sent = self._meter.peak(), traffic.difference(self._sent, traffic.sent_bytes())
+            found |= {"peak": peak, "sent": sent / order["steps"]}
+        return found
+
+    def _answer(self, trainer: Trainer, found: dict[str, Any]) -> None:
+        file = self._folder / f"answer-{self._number}-{trainer.strategy.rank}.json"
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(found), encoding="utf-8")
+        os.replace(part, file)
+        self._number += 1
+
+
+def _wait_for(trainer: Trainer) -> None:
+    if trainer.device.type == "cuda":
+        torch.cuda.synchronize(trainer.device)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
