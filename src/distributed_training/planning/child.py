@@ -1,0 +1,161 @@
+"""One process of a measurement: `python -m distributed_training.planning.child TASK.json`.
+
+The task names a config and batch sizes. Each batch size is trained for some steps by the real loop under a `Stopwatch`,
+and what was found is written at once, so that a process that dies of a large one leaves the small ones.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distributed_training.config import Config
+from distributed_training.runtime.errors import BenchError, OutOfMemoryError
+from distributed_training.runtime.threads import keep_waits_short
+
+BEFORE_CAPTURED = 30  # steps: some run eagerly before a step is captured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What a process is asked to measure."""
+
+    config: dict[str, Any]
+    """All settings."""
+    batches: list[int]
+    """Batch sizes of a step, ascending."""
+    folder: str
+    """Where the answer goes."""
+    name: str = "0"
+    """Of the answer, where the rank does not name it; of this copy among those that run beside each other."""
+    copies: int = 1
+    """Processes that measure at the same time: they wait for each other before they time anything."""
+    memory: bool = True
+    details: bool = True
+    seconds: float = 1.0
+    steps: int | None = None
+    warmup: int = 2
+
+
+@dataclass
+class Answer:
+    """What a process found."""
+
+    model: dict[str, Any] = field(default_factory=dict)
+    """Facts of the model, its optimizer and the device."""
+    batches: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What was measured, by batch size."""
+    trouble: str = ""
+    """Why larger batch sizes could not be measured."""
+
+
+def main(file: str) -> None:
+    """Measure what the task asks for."""
+    keep_waits_short()
+    task = Task(**json.loads(Path(file).read_text(encoding="utf-8")))
+    from distributed_training.runtime.imports import import_object
+    from distributed_training.runtime.world import read_world
+    from distributed_training.strategies import STRATEGIES
+    from distributed_training.training.job import load_data
+
+    config = Config.from_dict(_escaped(task.config))
+    world = read_world()
+    data = load_data(config)
+    import_object(STRATEGIES[config.chosen_strategy().name], "strategy.name")  # libraries are no memory of the training
+    answer = Answer()
+    out = Path(task.folder) / f"answer-{world.rank if world.size > 1 else task.name}.json"
+    try:
+        for size in task.batches:
+            if task.memory:  # libraries make buffers of their own once, which are no memory of the training
+                _measure(task, config, size, data, timed=False)
+            found, facts = _measure(task, config, size, data)
+            answer.batches[str(size)], answer.model = found, answer.model or facts
+            out.write_text(json.dumps(asdict(answer)), encoding="utf-8")
+    except OutOfMemoryError as error:
+        if not answer.batches:
+            raise
+        answer.trouble = str(error)
+        out.write_text(json.dumps(asdict(answer)), encoding="utf-8")
+
+
+def _escaped(values: dict[str, Any]) -> dict[str, Any]:
+    from distributed_training.config.load import literal
+
+    escaped: dict[str, Any] = literal(values)
+    return escaped
+
+
+def _measure(
+    task: Task, config: Config, size: int, data: Any, timed: bool = True
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what was found, facts of the model) of a training with this batch size."""
+    from distributed_training.planning.model_facts import check_room, model_facts
+    from distributed_training.planning.stopwatch import Stopwatch
+    from distributed_training.runtime.allocator import return_freed_memory
+    from distributed_training.runtime.device import choose_device
+    from distributed_training.runtime.meters import meter_for, process_size
+    from distributed_training.runtime.world import read_world
+    from distributed_training.training.job import build_job
+
+    parts = min(config.training.gradient_accumulation, size)
+    config = config.replace(**{"training.batch_size": size, "training.gradient_accumulation": parts})
+    quiet = config.replace(**{"run.allocator": "default", **({"training.capture": "off"} if task.details else {})})
+    device = choose_device(config.training.device, read_world().local_rank)
+    gc.collect()
+    return_freed_memory()
+    base = process_size()
+    watch = Stopwatch(
+        meter_for(device) if task.memory else None,
+        seconds=task.seconds,
+        steps=task.steps,
+        warmup=task.warmup,
+        details=task.details,
+        timed=timed,
+        before_timing=lambda: _begin_timing(task, config, size, device.type),
+    )
+    with build_job(quiet, run_dir=False, data=data) as job:
+        check_room(job.trainer.model, job.trainer.optimizer, device)
+        job.trainer.callbacks.append(watch)
+        result = job.trainer.train(job.train_data)
+        if timed and not watch.found.step:
+            raise BenchError(f"the training ended after {result.steps} steps, before it was measured: {result.reason}")
+        alone = job.trainer.strategy.world_size == 1
+        facts = model_facts(job.trainer, job.train_data, base) if timed and alone else {}
+    found = asdict(watch.found)
+    if timed and task.details and device.type == "cuda" and config.training.capture != "off" and alone:
+        whole = Stopwatch(None, seconds=task.seconds, warmup=BEFORE_CAPTURED, details=False)
+        with build_job(config, run_dir=False, data=data) as job:
+            job.trainer.callbacks.append(whole)
+            job.trainer.train(job.train_data)
+        found["captured_step"] = whole.found.step
+    return found, facts
+
+
+def _begin_timing(task: Task, config: Config, size: int, device: str) -> None:
+    from distributed_training.runtime.allocator import keep_freed_memory
+
+    if device == "cpu" and config.run.allocator == "auto":
+        keep_freed_memory()
+    _meet(task, size, config.run.deadline)
+
+
+def _meet(task: Task, size: int, deadline: float) -> None:
+    """Wait until all copies are here: what they time is how fast each is beside the others."""
+    if task.copies == 1:
+        return
+    folder = Path(task.folder)
+    (folder / f"here-{size}-{task.name}").touch()
+    end = time.monotonic() + deadline
+    while len(list(folder.glob(f"here-{size}-*"))) < task.copies:
+        if time.monotonic() > end:
+            raise BenchError(f"copy {task.name}: the other copies were not there after {deadline:g} s (run.deadline)")
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

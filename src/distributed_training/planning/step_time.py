@@ -1,0 +1,189 @@
+"""How long a step takes under each strategy: computation as measured, and what of the talking is not hidden behind it.
+
+Gradients travel in buckets while the backward pass goes on. When each is ready was measured; buckets are sent one after
+the other as soon as their last gradient is there:
+
+    start_i = max(ready_i, end_{i-1}),  end_i = start_i + T(bytes_i),  exposed = max(0, end_last - backward)
+
+Where computing and sending want the same cores, only a part of a transfer is hidden (`Cluster.overlap`, measured):
+
+    waited = overlap * exposed + (1 - overlap) * sum of T
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from distributed_training.planning.cluster import Cluster
+from distributed_training.planning.communication import Network, bytes_sent
+from distributed_training.planning.memory import MemoryModel
+from distributed_training.planning.profile import Profile
+from distributed_training.planning.ways import Way
+
+_FIRST_BUCKET = 1 << 20  # DDP's first one is small, to begin early
+_CYCLE = 1e-3  # seconds after which Horovod looks whether something is ready
+_POWERSGD_PASSES = 8  # times that a gradient is read or written to be approximated
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a step, and what they are made of."""
+
+    compute: float
+    """Forward, backward, update."""
+    copies: float
+    """Between gradients and buckets, shards and whole weights."""
+    waited: float
+    """For other ranks: the part of talking that is not hidden."""
+    talked: float
+    """All of talking, hidden or not."""
+    rest: float
+    """Data, loop."""
+    sent: float
+    """Bytes that a rank sends."""
+
+    @property
+    def whole(self) -> float:
+        """Of the step."""
+        return self.compute + self.copies + self.waited + self.rest
+
+
+class TimeModel:
+    """Predicts from a profile and a cluster."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, memory: MemoryModel, settings: dict[str, float]) -> None:
+        """`settings`: bucket_mb and powersgd_rank of the config."""
+        self._profile, self._cluster, self._memory = profile, cluster, memory
+        self._bucket, self._rank = settings["bucket_mb"] * 2**20, int(settings["powersgd_rank"])
+        self._bytes: list[float] = profile.model["bytes"]
+        self._whole = float(sum(self._bytes))
+        self._copy = float(profile.model["copy_rate"]) / 2  # read and write
+        self._backend = "nccl" if profile.device == "cuda" else "gloo"
+
+    def predict(self, way: Way, ranks: int, batch: float, accumulation: int = 1) -> StepTime:
+        """A step in which each rank has `batch` samples, in so many micro-batches."""
+        parts = self._profile.parts(batch / accumulation, self._cluster.local(ranks))
+        if way.family == "single" and parts.captured is not None and accumulation == 1:
+            return StepTime(parts.captured, 0.0, 0.0, 0.0, 0.0, 0.0)
+        forward, backward = parts.forward * accumulation, parts.backward * accumulation
+        if way.family == "single" or ranks == 1:
+            return StepTime(forward + backward + parts.update, 0.0, 0.0, 0.0, parts.rest, 0.0)
+        network = Network(self._cluster, way.backend or self._backend)
+        links = self._cluster.links.get(network.backend)
+        overlap = links.overlap if links is not None else self._cluster.overlap
+        if way.family == "fsdp":
+            talk = self._divided(way, network, ranks, parts.forward, parts.backward, overlap)
+        elif way.family == "deepspeed":
+            talk = self._deepspeed(way, network, ranks)
+        elif way.family == "dp":
+            talk = self._one_process(network, ranks)
+        else:
+            talk = self._in_buckets(way, network, ranks, parts.backward, overlap, batch / accumulation)
+        update = parts.update * self._update_share(way, ranks)
+        waited, talked, copies, sent = talk
+        return StepTime(forward + backward + update, copies, waited, talked, parts.rest, sent)
+
+    def _update_share(self, way: Way, ranks: int) -> float:
+        if way.family == "zero1":
+            return self._memory.largest_share(ranks)
+        return 1 / ranks if way.family == "fsdp" or way.family == "deepspeed" else 1.0
+
+    def _in_buckets(
+        self, way: Way, network: Network, ranks: int, backward: float, overlap: float, batch: float
+    ) -> tuple[float, float, float, float]:
+        """ddp, zero1, accelerate, horovod, mpi: (waited, talked, copies, sent)."""
+        buckets = self._buckets(way, batch)
+        end = talked = sent = 0.0
+        passes = 1.0
+        for size, ready, _ in buckets:
+            travels = self._compressed(way, size)
+            took = network.all_reduce(travels, ranks)
+            end = max(end, ready * backward) + took
+            talked += took
+            sent += bytes_sent("all_reduce", travels, ranks)
+        waited = overlap * max(0.0, end - backward) + (1 - overlap) * talked
+        if way.compression == "powersgd":
+            passes += _POWERSGD_PASSES
+            waited += 2 * network.all_reduce(4.0, ranks)  # two messages a bucket, one after the other
+        elif way.compression != "none":
+            passes += 1
+        if way.family == "horovod":
+            waited += _CYCLE
+        if way.family == "zero1":  # updated weights travel when the update is done: nothing to hide behind
+            after = ranks * network.seconds("broadcast", self._whole / ranks, ranks)
+            waited, talked, sent = waited + after, talked + after, sent + self._whole
+        bucketed = sum(size for size, _, copied in buckets if copied)
+        return waited, talked, passes * bucketed / self._copy, sent
+
+    def _buckets(self, way: Way, batch: float) -> list[tuple[float, float, bool]]:
+        """(bytes, share of the backward pass after which it can travel, whether it is a copy), in order of sending."""
+        loose = set(self._memory.without_bucket(way))
+        limit, size, ready = float(_FIRST_BUCKET), 0.0, 0.0
+        found: list[tuple[float, float, bool]] = []
+        for number, share in self._profile.ready(batch):
+            if number in loose:
+                found.append((self._bytes[number], share, False))
+                continue
+            size, ready = size + self._bytes[number], share
+            if size >= limit:
+                found.append((size, ready, True))
+                limit, size = self._bucket, 0.0
+        if size:
+            found.append((size, ready, True))
+        return sorted(found, key=lambda bucket: bucket[1])
+
+    def _compressed(self, way: Way, size: float) -> float:
+        if way.compression in ("fp16", "bf16"):
+            return size / 2
+        if way.compression != "powersgd":
+            return size
+        return size * self._powersgd_share()
+
+    def _powersgd_share(self) -> float:
+        """Bytes of PowerSGD's factors, to those of the gradients: matrices become two thin ones, the rest stays."""
+        travels = 0.0
+        for shape, size in zip(self._profile.model["shapes"], self._bytes):
+            rows = shape[0] if shape else 1
+            columns = math.prod(shape[1:]) if len(shape) > 1 else 1
+            thin = min(self._rank, rows, columns) * (rows + columns) / (rows * columns)
+            travels += size * (thin if len(shape) > 1 and thin < 0.5 else 1.0)
+        return travels / self._whole if self._whole else 1.0
+
+    def _divided(
+        self, way: Way, network: Network, ranks: int, forward: float, backward: float, overlap: float
+    ) -> tuple[float, float, float, float]:
+        """zero2, zero3: weights are gathered ahead of each unit, gradients divided after it."""
+        sizes: dict[int, float] = {}
+        for unit, size in zip(self._profile.model["units"], self._bytes):
+            sizes[unit] = sizes.get(unit, 0.0) + size
+        gather = [network.seconds("all_gather", size, ranks) for size in sizes.values()]
+        scatter = [network.seconds("reduce_scatter", size, ranks) for size in sizes.values()]
+        again = way.stage == 3
+        in_backward = sum(scatter) + (sum(gather) if again else 0.0)
+        # The first unit's weights and the last unit's gradients have nothing to hide behind.
+        exposed = gather[0] + max(0.0, sum(gather[1:]) - forward) + scatter[-1]
+        exposed += max(0.0, in_backward - scatter[-1] - backward)
+        talked = sum(gather) + in_backward
+        gathers = 2 if again else 1
+        sent = gathers * bytes_sent("all_gather", self._whole, ranks)
+        sent += bytes_sent("reduce_scatter", self._whole, ranks)
+        copies = (gathers + 1) * self._whole / self._copy
+        return overlap * min(exposed, talked) + (1 - overlap) * talked, talked, copies, sent
+
+    def _deepspeed(self, way: Way, network: Network, ranks: int) -> tuple[float, float, float, float]:
+        """A bucket of DeepSpeed holds all gradients of most models, so that it travels when the backward pass ends."""
+        gather = network.seconds("all_gather", self._whole, ranks)
+        if way.stage == 3:
+            talked = 2 * gather + network.seconds("reduce_scatter", self._whole, ranks)
+            sent = 2 * bytes_sent("all_gather", self._whole, ranks) + bytes_sent("reduce_scatter", self._whole, ranks)
+            return talked, talked, 4 * self._whole / self._copy, sent
+        talked = network.all_reduce(self._whole, ranks) + gather
+        sent = bytes_sent("all_reduce", self._whole, ranks) + bytes_sent("all_gather", self._whole, ranks)
+        return talked, talked, 3 * self._whole / self._copy, sent
+
+    def _one_process(self, network: Network, ranks: int) -> tuple[float, float, float, float]:
+        """dp: in every step the weights go out from the first GPU and all gradients come back to it."""
+        out = network.seconds("broadcast", self._whole, ranks)
+        back = (ranks - 1) * self._whole / self._cluster.intra_bandwidth
+        return out + back, out + back, 0.0, (ranks - 1) * self._whole

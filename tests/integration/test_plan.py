@@ -1,0 +1,60 @@
+"""A real plan: the model measured, every strategy predicted, and what this machine can run compared with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.forked_ranks import RankServer
+
+from distributed_training.config import Config
+from distributed_training.planning.planner import PlanOptions, make_plan
+from distributed_training.planning.report import write_plan
+
+
+@pytest.mark.timeout(600)
+def test_the_memory_of_real_ranks_is_predicted(in_tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is deterministic enough to be held to; times on a busy machine are not."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    config = Config().replace(
+        **{
+            "model.args": {"hidden": [2048, 1024, 1024]},
+            "training.batch_size": 256,
+            "training.device": "cpu",
+        }
+    )
+
+    options = PlanOptions(
+        gpus=(2, 64), per_node=2, bandwidth=1e6, intra_bandwidth=1e9, strategies=("ddp",), measure=True
+    )
+    plan = make_plan(config, options)
+
+    rows = {(one.way.label, one.ranks): one for one in plan.predictions}
+    assert list(rows) == [("ddp", 2), ("ddp", 64), ("single", 1)]
+    here = [one for key, one in rows.items() if key[1] <= 2]
+    assert [one.trouble for one in here] == ["", ""]
+    assert all(abs(one.memory_error or 1.0) < 0.15 for one in here), [one.memory_error for one in here]
+    assert all(one.measured_step and one.time.whole > 0 for one in here)
+    assert rows["ddp", 64].time.talked > 20, "26 MB over a network of 1 MB/s"
+    assert rows["single", 1].check, "a batch between the measured ones"
+    files = {file.suffix: file for file in write_plan(plan, Path("reports/plan.md"))}
+    assert set(files) == {".md", ".html", ".png", ".json"}
+    assert files[".png"].read_bytes().startswith(b"\x89PNG")
+    text = files[".md"].read_text()
+    assert "Predicted and measured" in text
+    assert "plan.png" in text
+
+
+def test_real_ranks_time_how_they_talk(rank_server: RankServer, tmp_path: Path) -> None:
+    out = tmp_path / "links.json"
+
+    rank_server.start(2, ["-m", "distributed_training.planning.sweep", str(out), "ddp", "cpu", "100"]).succeed()
+
+    found = json.loads(out.read_text())
+    assert found["backend"] == "gloo"
+    assert found["ranks"] == 2
+    assert set(found["times"]) == {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
+    assert all(seconds > 0 for points in found["times"].values() for _, seconds in points)
+    assert 0 <= found["overlap"] <= 1

@@ -1,0 +1,132 @@
+"""Memory and time of every strategy, from a profile with round numbers."""
+
+from __future__ import annotations
+
+import pytest
+from tests.planning.made_up import MB, WEIGHTS, profile
+
+from distributed_training.planning.cluster import Cluster
+from distributed_training.planning.memory import MemoryModel
+from distributed_training.planning.step_time import TimeModel
+from distributed_training.planning.ways import BY_LABEL, WAYS, ways_for
+
+P = sum(WEIGHTS)
+
+
+def time_model(device: str = "cuda", **cluster: float) -> TimeModel:
+    made = profile(device)
+    settings = {"bucket_mb": 25.0, "powersgd_rank": 4.0}
+    return TimeModel(made, Cluster(per_node=8, **cluster), MemoryModel(made), settings)  # type: ignore[arg-type]
+
+
+def test_one_device_needs_what_was_measured() -> None:
+    found = MemoryModel(profile()).predict(BY_LABEL["single"], 1, 16)
+
+    assert found.total == pytest.approx(
+        max(3 * P + 20 * MB + 16 * MB, 3 * P + 60 * MB + 16 * MB * 2 / 3, 4 * P + 5.33e6), rel=1e-3
+    )
+    assert found.weights == P
+    assert found.optimizer == 2 * P
+
+
+def test_between_measured_batches_memory_follows_the_line() -> None:
+    model = MemoryModel(profile(activations=50 * MB))
+
+    at = {batch: model.predict(BY_LABEL["single"], 1, batch).total for batch in (8, 12, 16)}
+
+    assert at[12] == pytest.approx((at[8] + at[16]) / 2)
+
+
+def test_ddp_keeps_all_gradients_while_activations_are_at_their_most() -> None:
+    model = MemoryModel(profile(activations=50 * MB))
+
+    single, ddp = (model.predict(BY_LABEL[name], 4, 16) for name in ("single", "ddp"))
+
+    assert ddp.total == pytest.approx(4 * P + 20 * MB + 16 * 50 * MB), "buckets, the newest gradient, activations"
+    assert single.total < ddp.total
+
+
+def test_stages_divide_what_they_say() -> None:
+    model = MemoryModel(profile())
+    ranks = 8
+
+    zero1, zero3 = (model.predict(BY_LABEL[name], ranks, 16) for name in ("zero1", "zero3"))
+
+    assert zero1.weights == P
+    assert zero1.optimizer == 2 * 40 * MB, "whole parameters: the rank with the largest"
+    assert zero3.weights == pytest.approx(P / ranks)
+    assert zero3.optimizer == pytest.approx(2 * P / ranks)
+    totals = [model.predict(BY_LABEL[name], ranks, 16).total for name in ("ddp", "zero1", "zero3")]
+    assert totals == sorted(totals, reverse=True)
+
+
+def test_accumulation_saves_activations_but_keeps_gradients() -> None:
+    model = MemoryModel(profile(activations=100 * MB))
+
+    whole, parts = (model.predict(BY_LABEL["single"], 1, 16, n) for n in (1, 2))
+
+    assert parts.activations == pytest.approx(8 * 100 * MB)
+    assert parts.gradients == P + 20 * MB
+    assert parts.total < whole.total
+
+
+def test_time_of_one_device_is_what_was_measured() -> None:
+    step = time_model().predict(BY_LABEL["single"], 1, 16)
+
+    assert step.whole == pytest.approx(16 * 3e-3 + 1e-3)
+    assert step.sent == 0
+
+
+def test_gradients_are_hidden_behind_the_backward_pass_but_for_the_last_bucket() -> None:
+    fast = time_model(intra_bandwidth=100e9, intra_latency=1e-9).predict(BY_LABEL["ddp"], 8, 16)
+
+    last = 2 * 7 / 8 * 40 * MB / 100e9
+    assert fast.waited == pytest.approx(last, rel=1e-3)
+    assert fast.talked == pytest.approx(2 * 7 / 8 * P / 100e9, rel=1e-3)
+    assert fast.sent == pytest.approx(2 * 7 / 8 * P)
+
+
+def test_a_slow_network_is_waited_for() -> None:
+    slow = time_model(bandwidth=1e9, latency=1e-9)
+    ddp = slow.predict(BY_LABEL["ddp"], 64, 16)
+    halved, thin = (slow.predict(BY_LABEL[name], 64, 16) for name in ("ddp+bf16", "ddp+powersgd"))
+
+    backward = 32e-3
+    assert ddp.waited == pytest.approx(0.3 * backward + 2 * 63 / 64 * P / 1e9 - backward, rel=1e-2)
+    assert halved.sent == pytest.approx(ddp.sent / 2)
+    assert thin.sent < ddp.sent / 100
+    assert ddp.whole > halved.whole > thin.whole
+
+
+def test_nothing_is_hidden_where_cores_are_shared() -> None:
+    step = time_model(overlap=0.0, intra_bandwidth=100e9).predict(BY_LABEL["ddp"], 8, 16)
+
+    assert step.waited == pytest.approx(step.talked)
+
+
+def test_stage_3_sends_half_as_much_again_and_updates_a_part() -> None:
+    model = time_model(intra_bandwidth=100e9)
+    ddp, zero3 = (model.predict(BY_LABEL[name], 8, 16) for name in ("ddp", "zero3"))
+
+    assert zero3.sent == pytest.approx(1.5 * ddp.sent)
+    assert ddp.compute - zero3.compute == pytest.approx(5e-4 * 7 / 8)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way.family != "single"], ids=lambda way: way.label)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_strategy_has_both_predictions(way: object, device: str) -> None:
+    made = profile(device)
+
+    memory = MemoryModel(made).predict(way, 8, 16)  # type: ignore[arg-type]
+    step = time_model(device).predict(way, 8, 16)  # type: ignore[arg-type]
+
+    assert 0.9 * P / 8 < memory.total < 10 * P
+    assert step.whole > 0
+    assert step.waited <= step.talked + 0.01
+
+
+def test_dp_is_for_the_gpus_of_one_machine() -> None:
+    assert "dp" in [way.label for way in ways_for(8, "cuda", 8)]
+    assert "dp" not in [way.label for way in ways_for(16, "cuda", 8)]
+    assert "dp" not in [way.label for way in ways_for(2, "cpu", 8)]
+    assert [way.label for way in ways_for(1, "cuda", 8)] == ["single"]

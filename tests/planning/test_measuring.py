@@ -1,0 +1,76 @@
+"""What is said where a model cannot be measured, and what copies beside each other make of their figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from distributed_training.config import Config
+from distributed_training.planning import model_facts
+from distributed_training.planning.measuring import Laboratory, _middle
+from distributed_training.planning.ways import BY_LABEL, chosen_way
+from distributed_training.runtime.allocator import keep_freed_memory, return_freed_memory
+from distributed_training.runtime.errors import BenchError, OutOfMemoryError
+from distributed_training.runtime.meters import ResidentMemory
+from distributed_training.verify.running import Outcome
+
+
+def test_a_model_too_large_even_for_one_sample_is_refused_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = torch.nn.Linear(1000, 1000)
+    optimizer = torch.optim.AdamW(model.parameters())
+    monkeypatch.setattr(model_facts, "_room", lambda device: 11e6)  # gradients and two averages are 12 MB
+
+    with pytest.raises(OutOfMemoryError, match="even with one sample a step; plan on a machine with more memory"):
+        model_facts.check_room(model, optimizer, torch.device("cpu"))
+
+    monkeypatch.setattr(model_facts, "_room", lambda device: 13e6)
+    model_facts.check_room(model, optimizer, torch.device("cpu"))
+
+
+def test_a_measurement_that_was_killed_is_told_from_one_that_failed(tmp_path: Path) -> None:
+    lab = Laboratory(Config(), tmp_path, 1, 10.0, lambda line: None)
+
+    assert isinstance(lab._failed(Outcome("exit code -9", []), 8), OutOfMemoryError)
+    failed = lab._failed(Outcome("exit code 3", ["error: no such label"]), 8)
+    assert isinstance(failed, BenchError)
+    assert "no such label" in str(failed)
+
+
+def test_copies_beside_each_other_count_by_their_mean() -> None:
+    copies = [{"8": {"step": s, "spread": s / 10, "parts": {"forward": s}, "timeline": []}} for s in (1.0, 3.0)]
+
+    merged = _middle(copies)
+
+    assert merged[8]["step"] == 2.0
+    assert merged[8]["parts"] == {"forward": 2.0}
+    assert merged[8]["spread"] == pytest.approx(0.3)
+
+
+def test_a_peak_is_seen_after_it_is_over() -> None:
+    return_freed_memory()
+    try:
+        meter = ResidentMemory()
+        meter.peak()
+        torch.ones(25_000_000)  # 100 MB, freed at once
+        peak, later = meter.peak(), meter.peak()
+    finally:
+        keep_freed_memory()
+
+    assert 95e6 < peak < 130e6
+    assert later < 30e6
+
+
+def test_the_way_that_a_config_names() -> None:
+    def named(**settings: object) -> str | None:
+        way = chosen_way(Config().replace(**{f"strategy.{key}": value for key, value in settings.items()}))
+        return way.label if way is not None else None
+
+    assert named(name="ddp") == "ddp"
+    assert named(name="ddp", compression="powersgd") == "ddp+powersgd"
+    assert named(name="deepspeed") == "deepspeed 2"
+    assert named(name="deepspeed", zero_stage=3) == "deepspeed 3"
+    assert named(name="fsdp") == "zero3"
+    assert named(name="auto") is None
+    assert BY_LABEL["deepspeed 3"].words == "strategy=deepspeed strategy.zero_stage=3"
