@@ -1,20 +1,28 @@
 # Two commands do everything: `make train` runs the embedded job, `make test` proves the whole.
 PYTHON  ?= python3
 WORKERS ?= 2
+LOADERS ?= 2
 VENV    := .venv
 BIN     := $(VENV)/bin
 INPUTS  := pyproject.toml constraints.txt scripts/setup.sh
 # A test that fails is run once more; what passed only then is listed at the end as RERUN, and is a defect to look at.
-PYTEST  := $(BIN)/python -m pytest --reruns 1 -rfERs --durations=15
+PYTEST  := $(BIN)/python -m pytest --reruns 1 --rerun-show-tracebacks -rfERs --durations=15
 # Jobs of several processes with deadlines, ports and namespaces of their own: one at a time.
 MANY    := $(addprefix tests/,feed gpu huggingface integration launch native split strategies tuning)
+# Of those folders, what is one process and waits for no other: beside each other, with the quick tests.
+ONE     := $(addprefix feed/test_,buffers course credit figures forecast homecoming_refused horizon packing planning sequencer turns) \
+           $(addprefix huggingface/test_,loading models processing publish tiny_models trainers) \
+           $(addprefix launch/test_,program report sagemaker_job sagemaker_packing sagemaker_request) \
+           $(addprefix strategies/test_,dp portable precision sharding single update) \
+           $(addprefix tuning/test_,best importance live records search_report space)
+ONE     := $(ONE:%=tests/%.py)
 
-.PHONY: train test lint tests bare format clean help
+.PHONY: train test lint docs tests bare format clean help docker docker-gpu docker-ddp docker-benchmark docker-token
 
 train: $(VENV)/.installed  ## Install, then train the embedded digit classifier: a loader process feeds a GPU side
 	$(BIN)/dtrain train --split
 
-test: lint tests bare  ## Install every backend, then check style, types, layers and all tests
+test: lint docs tests bare  ## Install every backend, then check style, types, layers, the site and all tests
 
 lint: $(VENV)/.installed-all  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -22,10 +30,13 @@ lint: $(VENV)/.installed-all  ## ruff, mypy, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.installed-all  ## The documentation site in build/site; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 tests: $(VENV)/.installed-all  ## All tests; the quick ones with a coverage floor
 	$(BIN)/dtrain native build
-	$(PYTEST) --cov --cov-report=xml -n $(WORKERS) --dist loadfile tests $(MANY:%=--ignore=%)
-	$(PYTEST) $(MANY)
+	$(PYTEST) --cov --cov-report=xml -n $(WORKERS) --dist loadfile tests $(MANY:%=--ignore=%) $(ONE)
+	$(PYTEST) $(MANY) $(ONE:%=--ignore=%)
 
 bare: $(VENV)/.installed-all  ## A fresh environment without any extra imports, trains and resumes
 	scripts/check_bare_install.sh $(PYTHON)
@@ -40,11 +51,29 @@ $(VENV)/.installed: $(INPUTS)
 
 $(VENV)/.installed-all: $(INPUTS) scripts/build_horovod.sh scripts/install_system_packages.sh
 	scripts/install_system_packages.sh
-	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,accelerate,deepspeed,horovod,mpi,feed,tunnel,hf,ray,sagemaker,dev
+	scripts/setup.sh $(PYTHON) $(VENV) plots,tensorboard,wandb,files,accelerate,deepspeed,horovod,mpi,feed,tunnel,hf,ray,sagemaker,docs,dev
 	touch $@ $(VENV)/.installed
 
+docker:  ## Build both images: distributed-training:gpu trains, distributed-training:cpu loads
+	docker build --target gpu --tag distributed-training:gpu .
+	docker build --target cpu --tag distributed-training:cpu .
+
+docker-gpu: docker-token  ## In containers: a GPU server, fed by CPU loaders (LOADERS=2)
+	docker compose --profile split up --build --scale cpu-loader=$(LOADERS)
+
+docker-ddp:  ## In a container: DDP on the GPUs of this machine (NPROC=2)
+	docker compose run --build --rm ddp
+
+docker-benchmark:  ## In a container: dtrain bench all; its report is copied to reports/
+	docker compose run --build --name=dtrain-benchmark benchmark; code=$$?; \
+	    docker cp dtrain-benchmark:/workspace/reports . ; docker rm --volumes dtrain-benchmark; exit $$code
+
+docker-token:  # A secret that the GPU server and its loaders share, in .env, which git ignores
+	@grep -qs '^FEED_TOKEN=.' .env || (umask 077 && \
+	    echo "FEED_TOKEN=$$($(PYTHON) -c 'import secrets; print(secrets.token_urlsafe(24))')" >> .env)
+
 clean:  ## Remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis htmlcov coverage.xml .coverage*
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis htmlcov coverage.xml .coverage* build/site
 
 help:  ## This list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18

@@ -63,3 +63,29 @@ def test_config_loads(path: Path, in_tmp: Path) -> None:
 
 def test_digits_config_is_the_default_job(in_tmp: Path) -> None:
     assert Config.from_file(ROOT / "configs" / "digits.yaml").to_dict() == Config().to_dict()
+
+
+STARTED_BY = {
+    "colab.ipynb": "split/test_notebook.py",
+    "colab_home.py": "split/test_tunnels.py",
+    "config_own_model.yaml": "docs/test_examples_folder.py",
+    "image_inference_example.py": "split/test_services.py",
+    "inference_cpu.py": "split/test_services.py",
+    "inference_gpu.py": "split/test_services.py",
+    "own_dataset.py": "docs/test_examples_folder.py",
+    "text_classification.py": "huggingface/test_pages.py",
+    "train_cpu.py": "split/test_examples.py",
+    "train_gpu.py": "split/test_examples.py",
+    "train_mlp.py": "docs/test_examples_folder.py",
+    "train_mpi.py": "docs/test_examples_folder.py",
+    "validate_cpu.py": "split/test_services.py",
+    "validate_gpu.py": "split/test_services.py",
+}
+"""Which file of tests starts each example."""
+
+
+def test_every_example_is_started_by_some_test() -> None:
+    assert STARTED_BY.keys() == {path.name for path in EXAMPLES.iterdir() if path.is_file()}
+    for name, file in STARTED_BY.items():
+        source = (ROOT / "tests" / file).read_text()
+        assert name in source or name.replace(name.split("_")[0], "{kind}") in source, f"{file} does not start {name}"

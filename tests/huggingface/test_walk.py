@@ -3,44 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.forked_ranks import RankServer
 from tests.huggingface.hub_stand_in import TOKEN, HubStandIn
-from tests.launching import ROOT
 
 from distributed_training.cli.push import push
 
 transformers = pytest.importorskip("transformers")
-huggingface_hub = pytest.importorskip("huggingface_hub")
-constants = pytest.importorskip("huggingface_hub.constants")
 DTRAIN = ["-m", "distributed_training"]
 QUICK = ["training.epochs=2", "data.args.samples=48", "training.device=cpu", "run.progress=off", "run.deadline=60"]
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[HubStandIn]:
-    """The stand-in, where the client in this process looks for the Hub."""
-    stand_in = HubStandIn()
-    monkeypatch.setattr(constants, "ENDPOINT", stand_in.address)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    yield stand_in
-    huggingface_hub.close_session()
-    stand_in.close()
-
-
-@pytest.fixture
-def place(in_tmp: Path, tiny: Path) -> Path:
-    """A folder as a user has it after cloning and `make_tiny_text_model.py data/tiny`."""
-    for name in ("configs", "examples"):
-        (in_tmp / name).symlink_to(ROOT / name)
-    (in_tmp / "data").mkdir()
-    (in_tmp / "data" / "tiny").symlink_to(tiny)
-    return in_tmp
 
 
 def metrics(run: Path) -> list[dict[str, float]]:

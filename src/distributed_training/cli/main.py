@@ -8,12 +8,14 @@ import typer
 
 from distributed_training.cli import (
     audit,
+    bench,
     config,
     doctor,
     export,
     feed,
     launch,
     native,
+    plan,
     predict,
     push,
     report,
@@ -54,15 +56,35 @@ Train PyTorch models, the same way on a laptop and on many machines.
 
 `dtrain launch --nproc 2 -- train config.yaml` trains in two processes
 
+`dtrain plan config.yaml --gpus 1 8 64 --bandwidth 25Gbit` predicts memory, time and cost on other numbers of GPUs
+
+`dtrain bench scaling --gpus 1 2 4` measures how it scales here
+
 `dtrain tune config.yaml --samples 50` searches for the best settings
 
 `dtrain serve config.yaml` on a GPU server trains on what `dtrain feed config.yaml --to LINK` loads where the data is
 """,
 )
-for command in (train, tune, serve, feed, validate, predict, report, export, push, verify, audit, doctor, version):
+for command in (
+    train,
+    tune,
+    serve,
+    feed,
+    validate,
+    predict,
+    report,
+    export,
+    push,
+    verify,
+    audit,
+    plan,
+    doctor,
+    version,
+):
     app.command()(getattr(command, command.__name__.rpartition(".")[2]))
 # What comes after the command to launch belongs to it, with or without `--` before it.
 app.command(context_settings={"allow_interspersed_args": False})(launch.launch)
+app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 app.add_typer(native.app, name="native")
 

@@ -174,6 +174,8 @@ class NetworkConfig:
     """Address at which a loader listens (`dtrain feed --listen`). Environment: CPU_HOST."""
     port: int = 29500
     """Port of the GPU side; further ranks on its machine take the next ones. Environment: TRAINING_PORT."""
+    token_file: str = ""
+    """File with the secret that both sides know, in place of that of a pairing link. Runs keep the path only."""
 
     def __post_init__(self) -> None:
         check_types(self, "network")

@@ -61,7 +61,7 @@ class PairingLink:
         if not is_loopback(self.host) and self.token is None:
             raise ConfigError(
                 f"{self.host} is not this machine, and the link to it has not a token; take the whole pairing link "
-                "that the GPU side prints, or give token=... along with the address"
+                "that the GPU side prints, or give the token as well (network.token_file, or token= in Python)"
             )
         if self.secure is False and not is_loopback(self.host):
             raise ConfigError(f"{self.host} is not this machine: a connection to it has to be inside TLS")
@@ -86,7 +86,13 @@ class PairingLink:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
-        token = "" if self.token is None else f"{encode_token(self.token)}@"
+        return self._text("" if self.token is None else f"{encode_token(self.token)}@")
+
+    def without_token(self) -> str:
+        """The link for somebody who knows the secret already: may be shown to anybody."""
+        return self._text("")
+
+    def _text(self, token: str) -> str:
         query = "" if self.fingerprint is None else f"?fp={self.fingerprint}"
         scheme = SCHEME if self.carrier == "tcp" else f"{SCHEME}+wss" if self.secure else f"{SCHEME}+ws"
         return f"{scheme}://{token}{self.address}{self.path if self.path != '/' else ''}{query}"

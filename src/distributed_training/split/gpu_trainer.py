@@ -163,7 +163,10 @@ class GPUTrainer:
 
         Args:
             link: the pairing link that it prints.
-            epochs, val_data, scheduler, resume: as for `start_training`.
+            epochs: as for `start_training`.
+            val_data: as for `start_training`.
+            scheduler: as for `start_training`.
+            resume: as for `start_training`.
         """
         self._loader = link_to_loader(link)
         try:

@@ -11,7 +11,7 @@ from distributed_training.feed.answering import HomeDoor
 from distributed_training.feed.pairing import is_loopback
 from distributed_training.feed.tunnels import PublicAddress, Tunnel, TunnelKeeper, make_tunnel
 from distributed_training.split.identity import identity_for
-from distributed_training.split.listening import where_to_listen
+from distributed_training.split.listening import known_token, where_to_listen
 
 
 class HomeListening:
@@ -36,7 +36,7 @@ class HomeListening:
             address, name = "127.0.0.1", None
         port, certificate = config.network.port if port is None else port, None
         if self._tunnel is not None or not is_loopback(address):
-            identity = identity_for(config.run.root, port, again=True, token=token)
+            identity = identity_for(config.run.root, port, again=True, token=token or known_token(config))
             token = identity.token
             certificate = identity.certificate if self._tunnel is None or self._tunnel.raw else None
         behind = self._tunnel is not None

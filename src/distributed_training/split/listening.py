@@ -7,12 +7,20 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distributed_training.config import Config
 from distributed_training.data.base import Share
 from distributed_training.feed import FeedServer, Figures
-from distributed_training.feed.pairing import WEB_PORT, PairingLink, addresses_of, is_loopback, parse_links
+from distributed_training.feed.pairing import (
+    WEB_PORT,
+    PairingLink,
+    addresses_of,
+    decode_token,
+    is_loopback,
+    parse_links,
+)
 from distributed_training.runtime.errors import ConfigError
 from distributed_training.runtime.group import exchange
 from distributed_training.runtime.world import World, read_world
@@ -52,6 +60,8 @@ class Listening:
     world: World
     calls: bool = False
     """Whether this side dials a loader; `links` is then the way to that."""
+    told: bool = False
+    """Whether the secret is one of `network.token_file`, which loaders have, too: then it is not shown."""
     _last: Figures | None = None
 
     @property
@@ -77,7 +87,8 @@ class Listening:
             sys.stderr.write(f"calling the loader at {self.links[0].address}\n")
             sys.stderr.flush()
             return
-        lines = [f"waiting for {what}: {command} '{self.link}'"]
+        shown = ",".join(link.without_token() for link in self.links) if self.told else self.link
+        lines = [f"waiting for {what}: {command} '{shown}'{' network.token_file=FILE' if self.told else ''}"]
         if any(is_loopback(link.host) for link in self.links):
             lines.append(
                 "  from this machine only; network.gpu_host=ADDRESS (GPU_HOST, or host= in Python) lets others in"
@@ -111,7 +122,7 @@ def listen(
         return Listening(server, [address.connect], world, calls=True)
     port = address.port + world.local_rank if address.port else 0
     host, name = where_to_listen(address.host)
-    token, certificate = address.token, None
+    token, certificate = address.token or known_token(config), None
     if address.behind_proxy or not is_loopback(host):
         identity = identity_for(config.run.root, port, again=again or world.attempt > 0, token=token)
         token = identity.token
@@ -135,7 +146,7 @@ def listen(
     except BaseException:
         server.close(finished=False)
         raise
-    return Listening(server, links, world)
+    return Listening(server, links, world, told=address.token is None and bool(config.network.token_file))
 
 
 def where_to_listen(host: str, setting: str = "network.gpu_host") -> tuple[str, str | None]:
@@ -161,6 +172,27 @@ def _is_ours(address: str) -> bool:
         return True
 
 
+def known_token(config: Config) -> bytes | None:
+    """The secret that both sides were told beforehand: that in `network.token_file`, if the config names one."""
+    path = config.network.token_file
+    if not path:
+        return None
+    try:
+        text = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"network.token_file: {path} cannot be read ({error}); it holds what "
+            "`python -c 'import secrets; print(secrets.token_urlsafe(24))'` prints, the same on both sides"
+        ) from None
+    try:
+        return decode_token(text)
+    except ConfigError:
+        raise ConfigError(
+            f"network.token_file: what is in {path} is no token; write what "
+            "`python -c 'import secrets; print(secrets.token_urlsafe(24))'` prints into it, the same on both sides"
+        ) from None
+
+
 def links_to(
     gpu_host: str | PairingLink | None, gpu_port: int | None, token: bytes | None, config: Config
 ) -> list[PairingLink]:
@@ -168,6 +200,7 @@ def links_to(
     those of the config. At port 443 there is a tunnel."""
     if isinstance(gpu_host, PairingLink):
         return [gpu_host]
+    token = token or known_token(config)
     host, port = gpu_host or config.network.gpu_host, gpu_port or config.network.port
     if "://" in host:
         return parse_links(host, token)
