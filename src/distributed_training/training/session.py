@@ -26,6 +26,7 @@ from distributed_training.tracking import RunInfo, Trackers, make_trackers
 from distributed_training.training import evaluation
 from distributed_training.training.agreement import check_same_everywhere, from_rank_0
 from distributed_training.training.capture import CapturedStep
+from distributed_training.training.kernels import KernelChoice
 from distributed_training.training.ledger import Ledger
 from distributed_training.training.loop import Loop
 from distributed_training.training.optimizers import apply_changes
@@ -175,8 +176,13 @@ class Session:
         own_schedule = ("constant", 0.0) if self.scheduler is not None else (training.schedule, training.warmup_epochs)
         schedule = Schedule(trainer.optimizer, own_schedule[0], trainer.epochs, own_schedule[1])
         step = TrainStep(trainer.engine, training.gradient_accumulation, training.seed)
-        captured = CapturedStep(step, trainer.model, trainer.optimizer, trainer.strategy, training.capture)
+        kernels = KernelChoice(training.compile, Path(trainer.config.run.cache))
+        captured = CapturedStep(step, trainer.engine, training.capture, kernels, self._steps_left)
         return Loop(self, captured if captured.wanted else step, schedule, ledger)
+
+    def _steps_left(self) -> int | None:
+        limits = [limit for limit in (self.total_steps, self.config.run.stop_after_steps) if limit is not None]
+        return min(limits) - self.trainer.cursor.global_step if limits else None
 
     def _begin(self, ledger: Ledger) -> None:
         trainer = self.trainer
@@ -270,6 +276,8 @@ class Session:
             "source": self._source_facts,
             "config": self.config.to_dict(),
         }
+        if isinstance(self.loop.step, CapturedStep):
+            state["capture"] = self.loop.step.state()
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
         if (base := getattr(trainer.model, "base_fingerprint", None)) is not None:
@@ -290,6 +298,8 @@ class Session:
         self.loop.meter.load_state(state["meter"])
         if self.scheduler is not None and "scheduler" in state:
             self.scheduler.load_state_dict(state["scheduler"])
+        if isinstance(self.loop.step, CapturedStep):
+            self.loop.step.load_state(state.get("capture", {}))
         for i, callback in enumerate(trainer.callbacks):
             saved = state["callbacks"].get(f"{i}-{type(callback).__name__}")
             if saved:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from distributed_training.data.base import Batch
 from distributed_training.data.nested import split_batch
 from distributed_training.data.plan import derive_key, extend_key
+from distributed_training.data.resident import ResidentRows, Table
 from distributed_training.runtime.errors import DataError
 from distributed_training.runtime.seeds import seed_torch
 from distributed_training.strategies.base import StepResult
@@ -37,7 +39,7 @@ class TrainStep:
         `may_stay`: what needs no work on the device may be given as it is, for somebody who copies it there.
         """
         self._seed_step(epoch, step)
-        if may_stay and self._engine.takes_as_it_is(batch.data):
+        if may_stay and (self._engine.can_be_gathered_later(batch.data) or self._engine.takes_as_it_is(batch.data)):
             return batch.data
         return self._engine.place(batch, epoch, training=True)
 
@@ -123,6 +125,9 @@ def _weighted(loss: Tensor, own: Tensor | None, whole: Tensor | None, share: flo
 def check_labels(batch: Batch, classes: int) -> None:
     """Refuse class labels outside [0, classes) before a GPU sees them: there they would end the whole process."""
     data = batch.data if batch.host is None else batch.host
+    if isinstance(data, ResidentRows):
+        _check_all_labels(data.table, classes)
+        return
     targets = data[1] if isinstance(data, (tuple, list)) and len(data) > 1 else None
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1 or targets.is_cuda:
         return
@@ -133,6 +138,15 @@ def check_labels(batch: Batch, classes: int) -> None:
             f"sample {batch.ids[row]} has label {int(targets[row])}, but the model has classes 0 to {classes - 1}; "
             "set model.num_classes or correct the labels"
         )
+
+
+def _check_all_labels(table: Table, classes: int) -> None:
+    """As above, for data that lies on the device: all at once, the first time."""
+    if table.checked == classes or not isinstance(table.host, tuple) or len(table.host) < 2:
+        return
+    table.checked = classes
+    targets = table.host[1]
+    check_labels(Batch(np.arange(len(targets)), table.host), classes)
 
 
 def _bad_label(error: IndexError, batch: Batch) -> Exception:

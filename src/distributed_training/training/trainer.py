@@ -267,7 +267,14 @@ class Trainer:
         training_, data_ = self.config.training, self.config.data
         plan = Plan(0, training_.batch_size, training_.seed, data_.shuffle, data_.drop_last)
         pin = self.device.type == "cuda" if data_.pin_memory is None else data_.pin_memory
-        source = as_source(data, plan, every_sample=not training, pin_memory=pin, deadline=self.config.run.deadline)
+        source = as_source(
+            data,
+            plan,
+            every_sample=not training,
+            pin_memory=pin,
+            deadline=self.config.run.deadline,
+            resident=data_.resident,
+        )
         ranks = self.strategy.world_size
         if not training and isinstance(source, Loader) and len(source.dataset) < ranks:
             ranks = 1  # fewer samples than ranks: each looks at all of them

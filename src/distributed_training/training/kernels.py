@@ -1,0 +1,158 @@
+"""Whether a recorded step should have compiled kernels: torch.compile takes a minute, and saves a fifth of each step.
+
+The choice is made once in a training, right after steps were found fit to be replayed, and is kept in its checkpoints:
+compiled kernels round differently, so a resumed training must use them where the uninterrupted one did. What compiling
+took and brought is remembered for each model, shape of batch and GPU, so that the next training knows beforehand.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from distributed_training.training.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+_COMPILE_SECONDS, _SAVED = 60.0, 0.2  # what compiling takes, and the share of a step that it saves: before it is known
+_GAIN = 0.97  # share of the time with plain kernels that a step may take for compiled ones to be used
+_ROUNDING = 0.5  # of an update's size: sums in another order and fewer roundings stay below, mistakes do not
+
+
+class KernelChoice:
+    """The choice of one training.
+
+    Args:
+        choice: `training.compile`.
+        folder: where what was measured is remembered; None remembers nothing.
+    """
+
+    def __init__(self, choice: str, folder: Path | None) -> None:
+        self._auto = choice == "auto"
+        self._memory = _Memory(folder / "kernels.json") if folder is not None else None
+        self._key = ""
+        self._facts: dict[str, Any] = {}
+        self._used: str | None = None
+        self.compiled_before: str | None = None
+        """The shape of the batches for which this training has compiled its kernels already; to be done again."""
+
+    def worth_compiling(
+        self, engine: Engine, optimizer: Optimizer, shape: str, replay: float, steps_left: int | None
+    ) -> bool:
+        """Whether to try compiled kernels, where a replay takes so many seconds with plain ones."""
+        if not self._auto or steps_left is None:
+            return False
+        self._facts = _facts(engine, optimizer, shape)
+        self._key = hashlib.sha256(json.dumps(self._facts, sort_keys=True).encode()).hexdigest()[:32]
+        takes, saves = _COMPILE_SECONDS, _SAVED * replay
+        known = self._memory.get(self._key) if self._memory is not None else None
+        if known is not None:
+            takes, saves = known["compile_seconds"], (known["plain_ms"] - known["compiled_ms"]) / 1000
+        if saves * steps_left <= takes:
+            logger.debug("compiled kernels would save %.3g s and take %.3g s: not compiled", saves * steps_left, takes)
+            return False
+        logger.info(
+            "compiling the model's kernels, %s %.0f s: %d steps are left at %.3g ms (training.compile=off for none)",
+            "about" if known is None else "which took",
+            takes,
+            steps_left,
+            replay * 1000,
+        )
+        return True
+
+    def judge(self, shape: str, off: float, compiled: float, plain: float, seconds: float) -> bool:
+        """Whether to use compiled kernels: their steps take `compiled` seconds, end `off` from eager ones (in sizes of
+        an update), and took `seconds` to make."""
+        found = {"plain_ms": plain * 1000, "compiled_ms": compiled * 1000, "compile_seconds": seconds}
+        if not (off <= _ROUNDING):
+            found["compiled_ms"] = found["plain_ms"]
+            verdict = f"not used: their step differs from an eager one by {off:.2g} of an update"
+        elif compiled > _GAIN * plain:
+            verdict = "not used"
+        else:
+            verdict = f"used from here on (their step differs by {off:.2g} of an update: other rounding)"
+            self._used = shape
+        if self._memory is not None:
+            self._memory.put(self._key, {**found, **self._facts})
+        text = "compiled kernels take %.3g ms a step, plain ones %.3g; compiled in %.0f s; %s"
+        logger.info(text, compiled * 1000, plain * 1000, seconds, verdict)
+        return self._used is not None
+
+    def failed(self, error: Exception) -> None:
+        """The model cannot be compiled."""
+        line = str(error).strip().split("\n")[0] or type(error).__name__
+        logger.info("kernels stay as they are: the model cannot be compiled (%s)", line)
+        if self._memory is not None:  # not to be tried by every training
+            self._memory.put(self._key, {"plain_ms": 0.0, "compiled_ms": 0.0, "compile_seconds": 0.0, **self._facts})
+
+    def resumed(self) -> None:
+        """The kernels were compiled again, as they were before."""
+        self._used, self.compiled_before = self.compiled_before, None
+        logger.info("kernels compiled as before, for batches of %s", self._used)
+
+    def record_again(self) -> None:
+        """Recordings are made anew: with compiled kernels where they were used."""
+        self.compiled_before = self.compiled_before or self._used
+
+    def state(self) -> dict[str, Any]:
+        """For checkpoints."""
+        return {"compiled": self._used or self.compiled_before}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Choose as the training did that `state` is of."""
+        if self._auto:
+            self.compiled_before = state.get("compiled")
+            self._auto = self.compiled_before is not None
+
+
+class _Memory:
+    """What was measured in earlier trainings, in a file of this user. Lost or damaged, it is measured again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        entry = self._read().get(key)
+        figures = ("plain_ms", "compiled_ms", "compile_seconds")
+        if isinstance(entry, dict) and all(isinstance(entry.get(name), (int, float)) for name in figures):
+            return entry
+        return None
+
+    def put(self, key: str, entry: dict[str, Any]) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+            new.write_text(json.dumps({**self._read(), key: entry}, indent=1), encoding="utf-8")
+            new.replace(self._path)
+        except OSError as error:
+            logger.debug("%s cannot be written: %s", self._path, error)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            entries = json.loads(self._path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return entries if isinstance(entries, dict) else {}
+
+
+def _facts(engine: Engine, optimizer: Optimizer, shape: str) -> dict[str, Any]:
+    """All that decides how fast kernels are."""
+    model = engine.plain_model
+    structure = [str(model), [list(p.shape) for p in model.parameters()]]
+    return {
+        "model": type(model).__name__,
+        "structure": hashlib.sha256(json.dumps(structure).encode()).hexdigest()[:16],
+        "batch": shape,
+        "optimizer": type(optimizer).__name__,
+        "precision": engine.precision,
+        "gpu": torch.cuda.get_device_name(engine.strategy.device),
+        "torch": str(torch.__version__),
+    }

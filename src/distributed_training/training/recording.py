@@ -1,0 +1,108 @@
+"""A recorded step: where its inputs lie, the CUDA graph, and where its results appear."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from distributed_training.data.base import Batch
+from distributed_training.data.nested import map_tensors, tensors_in
+from distributed_training.data.resident import ResidentRows
+from distributed_training.strategies.base import StepResult
+from distributed_training.training.engine import Engine
+
+
+class Inputs(Protocol):
+    """How a batch comes to the place where a recorded step reads it."""
+
+    def fits(self, data: Any, batch: Batch) -> bool:
+        """Whether a batch may take the place of the one that was recorded."""
+
+    def set(self, data: Any) -> None:
+        """Bring a batch that fits to its place, before a replay."""
+
+    def read(self) -> Any:
+        """The batch, while the step is recorded."""
+
+    def done(self) -> None:
+        """What the device does at the end of the step, while it is recorded."""
+
+
+class Buffers:
+    """Inputs that are copied to a fixed place; they may come from the host."""
+
+    def __init__(self, data: Any, batch: Batch) -> None:
+        self._data = map_tensors(torch.clone, data)
+        self._buffers = list(tensors_in(self._data))
+        self._sizes = (len(self._buffers), batch.rows, batch.step_size, batch.padding)
+
+    def fits(self, data: Any, batch: Batch) -> bool:
+        found = list(tensors_in(data))
+        if self._sizes != (len(found), batch.rows, batch.step_size, batch.padding):
+            return False
+        return all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(self._buffers, found))
+
+    def set(self, data: Any) -> None:
+        for buffer, tensor in zip(self._buffers, tensors_in(data)):
+            buffer.copy_(tensor, non_blocking=True)
+
+    def read(self) -> Any:
+        return self._data
+
+    def done(self) -> None:
+        pass
+
+
+class Window:
+    """Inputs that the step gathers by itself from data on the device. It knows its place and moves on by itself."""
+
+    def __init__(self, rows: ResidentRows, batch: Batch, engine: Engine) -> None:
+        self._rows, self._engine = rows, engine
+        self._sizes = (batch.rows, batch.step_size, batch.padding)
+        self._place = torch.zeros((), dtype=torch.int64, device=rows.table.device)
+        self._next = 0
+
+    def fits(self, data: Any, batch: Batch) -> bool:
+        if not isinstance(data, ResidentRows) or data.table is not self._rows.table:
+            return False
+        return self._sizes == (batch.rows, batch.step_size, batch.padding)
+
+    def set(self, data: Any) -> None:
+        if data.start != self._next:
+            self._place.fill_(data.start)
+        self._next = data.start + data.count
+
+    def read(self) -> Any:
+        return self._engine.gather(self._rows, self._place)
+
+    def done(self) -> None:
+        self._place += self._rows.count
+
+
+class Recording:
+    """A step that can be replayed on any batch that fits."""
+
+    def __init__(self, inputs: Inputs, graph: torch.cuda.CUDAGraph, values: Tensor, result: StepResult) -> None:
+        self._inputs, self._graph, self._values, self._result = inputs, graph, values, result
+        self.fits = inputs.fits
+
+    def replay(self, data: Any) -> tuple[Tensor, StepResult]:
+        """Run the step on a batch that fits."""
+        self._inputs.set(data)
+        self._graph.replay()
+        values = self._values.clone()  # who reads them does so many steps later
+        skipped = self._result.skipped
+        return values[0], StepResult(self._result.norm, values[1] if isinstance(skipped, Tensor) else skipped)
+
+
+def make_inputs(rows: Any, data: Any, batch: Batch, engine: Engine) -> Inputs:
+    """Where the inputs of a recorded step come from: `rows` as the step was given them, `data` placed on the device."""
+    return Window(rows, batch, engine) if engine.can_be_gathered_later(rows) else Buffers(data, batch)
+
+
+def shape_of(data: Any, batch: Batch) -> str:
+    """Equal for batches that fit one recording."""
+    shapes = [f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors_in(data)]
+    return f"{' '.join(shapes)} {batch.rows}/{batch.step_size}{' padding' if batch.padding else ''}"
