@@ -72,11 +72,6 @@ class ResidentRows:
         """The batch, on the device."""
         return self.table.gather(self.table.ids[self.start : self.start + self.count])
 
-    def gather_from(self, start: Tensor) -> Any:
-        """The batch of this size from a place that the device knows."""
-        places = start + torch.arange(self.count, device=self.table.device)
-        return self.table.gather(self.table.ids.index_select(0, places))
-
 
 def make_resident(dataset: Dataset, plan: Plan, device: torch.device | None, choice: str) -> Table | None:
     """The dataset on the device, where it is to be there: `choice` is `data.resident`."""

@@ -28,11 +28,11 @@ from distributed_training.data.base import Batch
 from distributed_training.runtime.errors import ConfigError
 from distributed_training.strategies.base import StepResult
 from distributed_training.training.engine import Engine
-from distributed_training.training.kernels import KernelChoice
+from distributed_training.training.kernels import KernelChoice, Rounding
 from distributed_training.training.rates import DeviceRates
 from distributed_training.training.recording import Recording, make_inputs, shape_of
 from distributed_training.training.step import TrainStep
-from distributed_training.training.step_state import WEIGHTS, StepState
+from distributed_training.training.step_state import Copy, StepState
 
 logger = logging.getLogger(__name__)
 
@@ -186,13 +186,13 @@ class CapturedStep:
         self._state.restore(before)
         (eager_loss, result), seconds = self._state.timed(lambda: self._eager(data, batch))
         known.eager = min(known.eager, seconds)
-        self._judge(known, replayed.distance(self._state, before), loss, eager_loss)
-        if known.trusted and known is self._recorded[0] and self.wanted:
-            del before, replayed
-            self._consider_compiling(known, rows, data, batch, shape)
+        off = replayed.distance(self._state.copy(), before)
+        del before, replayed
+        if self._judge(known, off, loss, eager_loss) and known is self._recorded[0]:
+            self._settle(known, rows, data, batch, shape)
         return eager_loss, result
 
-    def _judge(self, known: _Recorded, off: float, loss: Tensor, eager_loss: Tensor) -> None:
+    def _judge(self, known: _Recorded, off: float, loss: Tensor, eager_loss: Tensor) -> bool:
         """Trust a recording, or not."""
         known.tried += 1
         known.exact = known.exact and off == 0
@@ -201,11 +201,14 @@ class CapturedStep:
                 f"replayed steps differ from eager ones (loss {float(loss):.6g}, {float(eager_loss):.6g}; weights by "
                 f"{off:.2g} of an update): something in the model depends on Python's side of a step"
             )
-            return
-        if not known.trusted or known is not self._recorded[0]:
-            return
+            return False
+        return known.trusted
+
+    def _settle(self, known: _Recorded, rows: Any, data: Any, batch: Batch, shape: str) -> None:
+        """How steps are to run from here on: replayed, with compiled kernels or without, or eagerly."""
         eager, replay = known.eager * 1000, known.replay * 1000
-        if replay > _GAIN * eager and not self._must:
+        compiled = self._consider_compiling(known, rows, data, batch, shape)
+        if not compiled and replay > _GAIN * eager and not self._must:
             self._give_up(f"a replay takes {replay:.3g} ms, an eager step {eager:.3g}: the GPU is busy anyway")
             return
         same = "the same bits" if known.exact else "the same within rounding"
@@ -229,28 +232,50 @@ class CapturedStep:
 
     # -- compiled kernels
 
-    def _consider_compiling(self, known: _Recorded, rows: Any, data: Any, batch: Batch, shape: str) -> None:
-        """Record the step with compiled kernels, where that is worth its time, and keep what is faster."""
+    def _consider_compiling(self, known: _Recorded, rows: Any, data: Any, batch: Batch, shape: str) -> bool:
+        """Record the step with compiled kernels, where that is worth its time. Whether they are used."""
         kernels, left = self._kernels, self._steps_left()
         if not kernels.worth_compiling(self._engine, self._optimizer, shape, known.replay, left):
-            return
+            return False
         before = self._state.copy()
         try:
-            self._eager(data, batch)
-            eager = self._state.copy()
-            self._state.restore(before)
             compiled, seconds = self._record_compiled(rows, data, batch)
-            compiled.replay(rows)
-            off = eager.distance(self._state, before, [WEIGHTS])
+            rounding = self._compare(compiled, before, rows, data, batch)
             faster, plain = self._fastest(compiled, rows), self._fastest(known.recording, rows)
         except Exception as error:  # a compiler may raise anything
             kernels.failed(error)
             self._strategy.abandon_step()
         else:
-            if kernels.judge(shape, off, faster, plain, seconds):
+            if kernels.judge(shape, rounding, faster, plain, seconds):
                 known.recording = compiled
+                return True
         finally:
             self._state.restore(before)
+        return False
+
+    def _compare(self, compiled: Recording, before: Copy, rows: Any, data: Any, batch: Batch) -> Rounding:
+        """Gradients with compiled kernels and with plain ones, beside those of fp32."""
+        kinds = self._state.follows_gradients
+
+        def after(step: Callable[[], Any]) -> Copy:
+            self._state.restore(before)
+            step()
+            return self._state.copy()
+
+        def otherwise() -> None:
+            torch.cuda.manual_seed(1)
+            self._eager(data, batch)
+
+        def exactly() -> None:
+            with self._step.exactly():
+                self._eager(data, batch)
+
+        exact, eager = after(exactly), after(lambda: self._eager(data, batch))
+        return Rounding(
+            compiled=after(lambda: compiled.replay(rows)).distance(exact, before, kinds),
+            plain=eager.distance(exact, before, kinds),
+            chance=after(otherwise).distance(eager, before, kinds),
+        )
 
     def _record_compiled(self, rows: Any, data: Any, batch: Batch) -> tuple[Recording, float]:
         """The step with compiled kernels, and how long it took to compile them."""

@@ -19,7 +19,7 @@ from distributed_training.data.augment import ImageTransform
 from distributed_training.data.base import Batch
 from distributed_training.data.device_transform import DeviceTransform, Transform
 from distributed_training.data.nested import to_device
-from distributed_training.data.resident import ResidentRows
+from distributed_training.data.resident import ResidentRows, Table
 from distributed_training.data.sources import device_part
 from distributed_training.runtime.imports import import_object
 from distributed_training.strategies.base import StepSettings, Strategy
@@ -101,9 +101,9 @@ class Engine:
         """Whether data lies on the device and all that `place` does to it depends on nothing else."""
         return isinstance(data, ResidentRows) and self._own_transform is None and not self._transform.draws
 
-    def gather(self, rows: ResidentRows, start: Tensor) -> Any:
-        """What `place` gives for rows from a place on that the device knows: for a step that is recorded."""
-        return self._transform(rows.gather_from(start), np.empty(0), 0, training=True)
+    def gather(self, table: Table, places: Tensor) -> Any:
+        """What `place` gives for rows from places of the window that the device knows: for a step that is recorded."""
+        return self._transform(table.gather(table.ids.index_select(0, places)), np.empty(0), 0, training=True)
 
     def answer(self, data: Any, *, need_loss: bool = True) -> Answer:
         """What the model says about placed data. To be called inside `autocast`."""

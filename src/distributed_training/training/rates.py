@@ -16,7 +16,8 @@ class DeviceRates:
 
     def __init__(self, optimizer: Optimizer, device: torch.device) -> None:
         self._optimizer = optimizer
-        self._rates = [torch.zeros((), device=device) for _ in optimizer.param_groups]
+        self._all = torch.zeros(len(optimizer.param_groups), device=device)
+        self._rates = list(self._all.unbind())
         self._last: list[float] = []
         self.usable = type(optimizer) in _OPTIMIZERS
         """Whether the optimizer takes its rates from the device."""
@@ -24,10 +25,14 @@ class DeviceRates:
     def set(self) -> None:
         """Bring the rates of the optimizer's groups to the device, if they have changed."""
         rates = [float(group["lr"]) for group in self._optimizer.param_groups]
-        if rates != self._last:
-            for tensor, rate in zip(self._rates, rates):
-                tensor.fill_(rate)
-            self._last = rates
+        if rates == self._last:
+            return
+        self._last = rates
+        if len(set(rates)) == 1:  # as with a schedule: one launch
+            self._all.fill_(rates[0])
+            return
+        for tensor, rate in zip(self._rates, rates):
+            tensor.fill_(rate)
 
     @contextmanager
     def on_device(self, capturable: bool = False) -> Iterator[None]:

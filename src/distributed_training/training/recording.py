@@ -61,7 +61,8 @@ class Window:
     def __init__(self, rows: ResidentRows, batch: Batch, engine: Engine) -> None:
         self._rows, self._engine = rows, engine
         self._sizes = (batch.rows, batch.step_size, batch.padding)
-        self._place = torch.zeros((), dtype=torch.int64, device=rows.table.device)
+        self._first = torch.arange(rows.count, device=rows.table.device)
+        self._places = self._first.clone()
         self._next = 0
 
     def fits(self, data: Any, batch: Batch) -> bool:
@@ -71,14 +72,14 @@ class Window:
 
     def set(self, data: Any) -> None:
         if data.start != self._next:
-            self._place.fill_(data.start)
+            torch.add(self._first, data.start, out=self._places)
         self._next = data.start + data.count
 
     def read(self) -> Any:
-        return self._engine.gather(self._rows, self._place)
+        return self._engine.gather(self._rows.table, self._places)
 
     def done(self) -> None:
-        self._place += self._rows.count
+        self._places += self._rows.count
 
 
 class Recording:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,15 @@ class TrainStep:
         """The step itself, with the batch's data on the device: nothing in here waits for the device."""
         loss = self._in_parts(data, batch) if self._parts > 1 else self._whole(data, batch)
         return loss, self._strategy.step(loss)
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """Within it steps are computed in the precision of the weights: what reduced precision is measured by."""
+        kept, self._autocast = self._autocast, nullcontext()
+        try:
+            yield
+        finally:
+            self._autocast = kept
 
     def gradients(self, batch: Batch, epoch: int, step: int, share: float = 1.0, last: bool = True) -> Tensor:
         """Add the gradients of a batch to those that are there; its loss, as above.

@@ -35,6 +35,12 @@ class StepState:
         found["strategy"] = self._strategy.step_state()
         return {kind: [tensor.detach() for tensor in tensors] for kind, tensors in found.items()}
 
+    @property
+    def follows_gradients(self) -> list[str]:
+        """The kind that a step changes in proportion to the gradients. Adam's weights do not: their updates are of one
+        size for large and small gradients, so that rounding alone turns many of them around."""
+        return ["optimizer exp_avg"] if "optimizer exp_avg" in self.now else [WEIGHTS]
+
     def copy(self) -> Copy:
         """As it is now."""
         copied = {kind: [tensor.clone() for tensor in tensors] for kind, tensors in self.now.items()}
@@ -62,17 +68,17 @@ class Copy:
     def __init__(self, tensors: Tensors, generator: Tensor) -> None:
         self.tensors, self.generator = tensors, generator
 
-    def distance(self, state: StepState, before: Copy, kinds: Sequence[str] = ()) -> float:
-        """How far this is from the state now, in lengths of the way from `before` to now, for the kind that is farthest
-        (of those named, or of all); 0 for equal bits."""
+    def distance(self, other: Copy, before: Copy, kinds: Sequence[str] = ()) -> float:
+        """How far this is from another state, in lengths of the other's way from `before`, for the kind that is
+        farthest (of those named, or of all); 0 for equal bits."""
         farthest = 0.0
-        for kind, here in state.now.items():
-            there = self.tensors[kind]
+        for kind, there in other.tensors.items():
+            here = self.tensors[kind]
             if kinds and kind not in kinds:
                 continue
             if all(torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) for a, b in zip(here, there)):
                 continue
-            off = _length(here, there) / max(_length(here, before.tensors[kind]), 1e-30)
+            off = _length(here, there) / max(_length(there, before.tensors[kind]), 1e-30)
             farthest = max(farthest, off if math.isfinite(off) else math.inf)
         return farthest
 
