@@ -30,7 +30,7 @@ from distributed_training.strategies.base import StepResult
 from distributed_training.training.engine import Engine
 from distributed_training.training.kernels import KernelChoice, Rounding
 from distributed_training.training.rates import DeviceRates
-from distributed_training.training.recording import Recording, make_inputs, shape_of
+from distributed_training.training.recording import Recording, StepRecorder, Unfit, shape_of
 from distributed_training.training.step import TrainStep
 from distributed_training.training.step_state import Copy, StepState
 
@@ -42,10 +42,6 @@ _GAIN = 0.97  # share of the eager time that a replay may take to be worth its m
 _DIFFERENCE = 0.02  # of an update's size: reduced precision and sums in any order stay far below, mistakes do not
 _SHAPES = 4  # of batches, for which steps are recorded
 _MISFITS = 20  # batches of other shapes, more than half of all, after which recordings are not worth their memory
-
-
-class _Unfit(Exception):
-    """Why a step cannot be recorded."""
 
 
 @dataclass
@@ -92,10 +88,10 @@ class CapturedStep:
         if not self.wanted:
             return
         assert engine.optimizer is not None
-        self._model, self._optimizer = engine.plain_model, engine.optimizer
+        self._optimizer = engine.optimizer
         self._rates = DeviceRates(self._optimizer, strategy.device)
-        self._state = StepState(self._model, self._optimizer, strategy)
-        self._pool = torch.cuda.graph_pool_handle()
+        self._recorder = StepRecorder(step, engine, self._rates)
+        self._state = StepState(engine.plain_model, self._optimizer, strategy)
         self._steps = self._misfits = 0
         self._epoch = -1
         self._settings: Any = None
@@ -167,16 +163,16 @@ class CapturedStep:
         shape = shape_of(data, batch)
         try:
             if known is None:
-                self._check_fitness()
+                self._recorder.check_fitness()
                 if self._kernels.compiled_before == shape:
                     return self._as_before(rows, data, batch)
-                known = self._last = _Recorded(self._record(rows, data, batch))
+                known = self._last = _Recorded(self._recorder.record(rows, data, batch))
                 self._recorded.append(known)
-                self._settings = self._what_is_fixed()
+                self._settings = self._recorder.what_is_fixed()
             before = self._state.copy()
             loss, seconds = self._state.timed(lambda: known.recording.replay(rows)[0])
             known.replay = min(known.replay, seconds)
-        except _Unfit as why:
+        except Unfit as why:
             self._give_up(str(why))
             return self._eager(data, batch)
         except RuntimeError as error:
@@ -206,8 +202,8 @@ class CapturedStep:
 
     def _settle(self, known: _Recorded, rows: Any, data: Any, batch: Batch, shape: str) -> None:
         """How steps are to run from here on: replayed, with compiled kernels or without, or eagerly."""
-        eager, replay = known.eager * 1000, known.replay * 1000
         compiled = self._consider_compiling(known, rows, data, batch, shape)
+        eager, replay = known.eager * 1000, known.replay * 1000
         if not compiled and replay > _GAIN * eager and not self._must:
             self._give_up(f"a replay takes {replay:.3g} ms, an eager step {eager:.3g}: the GPU is busy anyway")
             return
@@ -247,7 +243,7 @@ class CapturedStep:
             self._strategy.abandon_step()
         else:
             if kernels.judge(shape, rounding, faster, plain, seconds):
-                known.recording = compiled
+                known.recording, known.replay = compiled, faster
                 return True
         finally:
             self._state.restore(before)
@@ -288,7 +284,7 @@ class CapturedStep:
         with self._engine.compiled():
             _, seconds = self._state.timed(warm)
             self._state.restore(before)
-            return self._record(rows, data, batch), seconds
+            return self._recorder.record(rows, data, batch), seconds
 
     def _fastest(self, recording: Recording, rows: Any) -> float:
         return min(self._state.timed(lambda: recording.replay(rows))[1] for _ in range(_TRIALS))
@@ -298,64 +294,17 @@ class CapturedStep:
         recording, _ = self._record_compiled(rows, data, batch)
         known = self._last = _Recorded(recording, tried=_TRIALS)
         self._recorded.insert(0, known)
-        self._settings = self._what_is_fixed()
+        self._settings = self._recorder.what_is_fixed()
         self._kernels.resumed()
         return recording.replay(rows)
 
-    # -- recording
-
-    def _check_fitness(self) -> None:
-        """What cannot be seen when a step is recorded."""
-        if not self._rates.usable:
-            raise _Unfit(f"{type(self._optimizer).__name__} takes no learning rate from the device")
-        if not all(group.get("fused") for group in self._optimizer.param_groups):
-            raise _Unfit("the optimizer does not use its fused kernel (training.fused)")
-        if self._optimizer._optimizer_step_pre_hooks or self._optimizer._optimizer_step_post_hooks:
-            raise _Unfit("the optimizer has hooks, which a graph would not call")
-        for name, module in self._model.named_modules():
-            hooks = [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks]
-            if any(hooks) or module._backward_pre_hooks:
-                raise _Unfit(f"{name or 'the model'} has hooks, which a graph would not call")
-        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._model.parameters()):
-            raise _Unfit("parameters have hooks, which a graph would not call")
-
-    def _record(self, rows: Any, data: Any, batch: Batch) -> Recording:
-        inputs = make_inputs(rows, data, batch, self._engine)
-        graph = torch.cuda.CUDAGraph()
-        generator = torch.cuda.default_generators[_index(self._strategy.device)]
-        # Other threads may use the GPU meanwhile: those that receive batches, or write a checkpoint.
-        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        try:
-            with self._rates.on_device(capturable=True), recording:
-                loss, result = self._step.compute(inputs.read(), batch)
-                parts = [loss, result.skipped] if isinstance(result.skipped, Tensor) else [loss]
-                values = torch.stack([part.float().reshape(()) for part in parts])
-                inputs.done()
-        except BaseException:
-            # A generator does not notice that the recording it was part of came to nothing.
-            generator.graphsafe_set_state(generator.clone_state())
-            raise
-        return Recording(inputs, graph, values, result)
-
     def _look_for_changes(self) -> None:
         """Record anew if something changed that a recording holds fast."""
-        if self._recorded and self._settings != self._what_is_fixed():
+        if self._recorded and self._settings != self._recorder.what_is_fixed():
             self._recorded.clear()
             self._last = None
             self._kernels.record_again()
 
-    def _what_is_fixed(self) -> list[Any]:
-        groups = [
-            {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}
-            for group in self._optimizer.param_groups
-        ]
-        weights = [(p.data_ptr(), p.requires_grad) for p in self._model.parameters()]
-        return [groups, weights, [module.training for module in self._model.modules()]]
-
 
 def _close(some: Tensor, other: Tensor) -> bool:
     return torch.allclose(some.float(), other.float(), rtol=_DIFFERENCE, atol=1e-5, equal_nan=True)
-
-
-def _index(device: torch.device) -> int:
-    return device.index if device.index is not None else torch.cuda.current_device()

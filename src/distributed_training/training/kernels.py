@@ -7,18 +7,15 @@ took and brought is remembered for each model, shape of batch and GPU, so that t
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch.optim import Optimizer
 
 from distributed_training.training.engine import Engine
+from distributed_training.training.memory import Memory, facts_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +24,9 @@ _SECONDS, _LAYER_SECONDS, _SAVED = 5.0, 0.3, 0.2
 _GAIN = 0.97  # share of the time with plain kernels that a step may take for compiled ones to be used
 # How far from fp32 gradients of compiled kernels may be: times as far as those of plain ones, and more of their size.
 _TIMES, _MORE = 1.5, 0.02
+
+
+_UNKNOWN = {"plain_ms": 0.0, "compiled_ms": 0.0, "compile_seconds": 0.0}
 
 
 class Rounding(NamedTuple):
@@ -55,8 +55,7 @@ class KernelChoice:
 
     def __init__(self, choice: str, folder: Path | None) -> None:
         self._auto = choice == "auto"
-        self._memory = _Memory(folder / "kernels.json") if folder is not None else None
-        self._key = ""
+        self._memory = Memory(folder / "kernels.json") if folder is not None else None
         self._facts: dict[str, Any] = {}
         self._used: str | None = None
         self.compiled_before: str | None = None
@@ -68,13 +67,13 @@ class KernelChoice:
         """Whether to try compiled kernels, where a replay takes so many seconds with plain ones."""
         if not self._auto or steps_left is None:
             return False
-        self._facts = _facts(engine, optimizer, shape)
-        self._key = hashlib.sha256(json.dumps(self._facts, sort_keys=True).encode()).hexdigest()[:32]
+        facts = facts_of(engine.plain_model, optimizer, shape, engine.strategy.device)
+        self._facts = {**facts, "precision": engine.precision}
         layers = sum(
             1 for module in engine.plain_model.modules() if next(module.parameters(recurse=False), None) is not None
         )
         takes, saves = _SECONDS + _LAYER_SECONDS * layers, _SAVED * replay
-        known = self._memory.get(self._key) if self._memory is not None else None
+        known = self._memory.get(self._facts, tuple(_UNKNOWN)) if self._memory is not None else None
         if known is not None:
             takes, saves = known["compile_seconds"], (known["plain_ms"] - known["compiled_ms"]) / 1000
         if saves * steps_left <= takes:
@@ -102,7 +101,7 @@ class KernelChoice:
             verdict = f"used from here on ({far})"
             self._used = shape
         if self._memory is not None:
-            self._memory.put(self._key, {**found, **self._facts})
+            self._memory.put(self._facts, found)
         text = "compiled kernels take %.3g ms a step, plain ones %.3g; compiled in %.0f s; %s"
         logger.info(text, compiled * 1000, plain * 1000, seconds, verdict)
         return self._used is not None
@@ -112,7 +111,7 @@ class KernelChoice:
         line = str(error).strip().split("\n")[0] or type(error).__name__
         logger.info("kernels stay as they are: the model cannot be compiled (%s)", line)
         if self._memory is not None:  # not to be tried by every training
-            self._memory.put(self._key, {"plain_ms": 0.0, "compiled_ms": 0.0, "compile_seconds": 0.0, **self._facts})
+            self._memory.put(self._facts, _UNKNOWN)
 
     def resumed(self) -> None:
         """The kernels were compiled again, as they were before."""
@@ -132,48 +131,3 @@ class KernelChoice:
         if self._auto:
             self.compiled_before = state.get("compiled")
             self._auto = self.compiled_before is not None
-
-
-class _Memory:
-    """What was measured in earlier trainings, in a file of this user. Lost or damaged, it is measured again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def get(self, key: str) -> dict[str, Any] | None:
-        entry = self._read().get(key)
-        figures = ("plain_ms", "compiled_ms", "compile_seconds")
-        if isinstance(entry, dict) and all(isinstance(entry.get(name), (int, float)) for name in figures):
-            return entry
-        return None
-
-    def put(self, key: str, entry: dict[str, Any]) -> None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-            new.write_text(json.dumps({**self._read(), key: entry}, indent=1), encoding="utf-8")
-            new.replace(self._path)
-        except OSError as error:
-            logger.debug("%s cannot be written: %s", self._path, error)
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            entries = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return entries if isinstance(entries, dict) else {}
-
-
-def _facts(engine: Engine, optimizer: Optimizer, shape: str) -> dict[str, Any]:
-    """All that decides how fast kernels are."""
-    model = engine.plain_model
-    structure = [str(model), [list(p.shape) for p in model.parameters()]]
-    return {
-        "model": type(model).__name__,
-        "structure": hashlib.sha256(json.dumps(structure).encode()).hexdigest()[:16],
-        "batch": shape,
-        "optimizer": type(optimizer).__name__,
-        "precision": engine.precision,
-        "gpu": torch.cuda.get_device_name(engine.strategy.device),
-        "torch": str(torch.__version__),
-    }

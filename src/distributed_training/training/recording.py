@@ -12,6 +12,8 @@ from distributed_training.data.nested import map_tensors, tensors_in
 from distributed_training.data.resident import ResidentRows
 from distributed_training.strategies.base import StepResult
 from distributed_training.training.engine import Engine
+from distributed_training.training.rates import DeviceRates
+from distributed_training.training.step import TrainStep
 
 
 class Inputs(Protocol):
@@ -98,6 +100,63 @@ class Recording:
         return values[0], StepResult(self._result.norm, values[1] if isinstance(skipped, Tensor) else skipped)
 
 
+class Unfit(Exception):
+    """Why a step cannot be recorded."""
+
+
+class StepRecorder:
+    """Records the steps of one training. Its recordings share their memory."""
+
+    def __init__(self, step: TrainStep, engine: Engine, rates: DeviceRates) -> None:
+        assert engine.optimizer is not None
+        self._step, self._engine, self._rates = step, engine, rates
+        self._model, self._optimizer, self._strategy = engine.plain_model, engine.optimizer, engine.strategy
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def check_fitness(self) -> None:
+        """What cannot be seen when a step is recorded."""
+        if not self._rates.usable:
+            raise Unfit(f"{type(self._optimizer).__name__} takes no learning rate from the device")
+        if not all(group.get("fused") for group in self._optimizer.param_groups):
+            raise Unfit("the optimizer does not use its fused kernel (training.fused)")
+        if self._optimizer._optimizer_step_pre_hooks or self._optimizer._optimizer_step_post_hooks:
+            raise Unfit("the optimizer has hooks, which a graph would not call")
+        for name, module in self._model.named_modules():
+            hooks = [module._forward_hooks, module._forward_pre_hooks, module._backward_hooks]
+            if any(hooks) or module._backward_pre_hooks:
+                raise Unfit(f"{name or 'the model'} has hooks, which a graph would not call")
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._model.parameters()):
+            raise Unfit("parameters have hooks, which a graph would not call")
+
+    def record(self, rows: Any, data: Any, batch: Batch) -> Recording:
+        """Record the step of a batch, given as it came (`rows`) and as it lies on the device (`data`)."""
+        inputs = make_inputs(rows, data, batch, self._engine)
+        graph = torch.cuda.CUDAGraph()
+        generator = torch.cuda.default_generators[_index(self._strategy.device)]
+        # Other threads may use the GPU meanwhile: those that receive batches, or write a checkpoint.
+        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        try:
+            with self._rates.on_device(capturable=True), recording:
+                loss, result = self._step.compute(inputs.read(), batch)
+                parts = [loss, result.skipped] if isinstance(result.skipped, Tensor) else [loss]
+                values = torch.stack([part.float().reshape(()) for part in parts])
+                inputs.done()
+        except BaseException:
+            # A generator does not notice that the recording it was part of came to nothing.
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
+        return Recording(inputs, graph, values, result)
+
+    def what_is_fixed(self) -> list[Any]:
+        """What a recording holds fast: if it changes, the step is to be recorded again."""
+        groups = [
+            {key: value for key, value in group.items() if key not in ("params", "lr", "initial_lr")}
+            for group in self._optimizer.param_groups
+        ]
+        weights = [(p.data_ptr(), p.requires_grad) for p in self._model.parameters()]
+        return [groups, weights, [module.training for module in self._model.modules()]]
+
+
 def make_inputs(rows: Any, data: Any, batch: Batch, engine: Engine) -> Inputs:
     """Where the inputs of a recorded step come from: `rows` as the step was given them, `data` placed on the device."""
     return Window(rows, batch, engine) if engine.can_be_gathered_later(rows) else Buffers(data, batch)
@@ -107,3 +166,7 @@ def shape_of(data: Any, batch: Batch) -> str:
     """Equal for batches that fit one recording."""
     shapes = [f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors_in(data)]
     return f"{' '.join(shapes)} {batch.rows}/{batch.step_size}{' padding' if batch.padding else ''}"
+
+
+def _index(device: torch.device) -> int:
+    return device.index if device.index is not None else torch.cuda.current_device()

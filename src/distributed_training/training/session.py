@@ -29,6 +29,7 @@ from distributed_training.training.capture import CapturedStep
 from distributed_training.training.kernels import KernelChoice
 from distributed_training.training.ledger import Ledger
 from distributed_training.training.loop import Loop
+from distributed_training.training.measured import settle
 from distributed_training.training.optimizers import apply_changes
 from distributed_training.training.progress import make_progress
 from distributed_training.training.recorder import Recorder
@@ -64,6 +65,7 @@ class Session:
         if self.leads:
             kind, job = type(trainer.model).__name__, self._job()
             self.run_dir, self.start = find_start(config, trainer.run_dir, resume, kind, job)
+        self._settle()
         self.writes = trainer.run_dir is not False
         self.trackers = make_trackers(config.tracking, trainer.strategy.rank) if self.writes else Trackers([])
         self.store = (
@@ -179,6 +181,15 @@ class Session:
         kernels = KernelChoice(training.compile, Path(trainer.config.run.cache))
         captured = CapturedStep(step, trainer.engine, training.capture, kernels, self._steps_left)
         return Loop(self, captured if captured.wanted else step, schedule, ledger)
+
+    def _settle(self) -> None:
+        """Put what a measurement says in the place of settings left at auto."""
+        run = self.start.path.parent.parent if self.start is not None else None
+        if chosen := settle(self.trainer, self.source, self.total_steps, run):
+            self.trainer.config = self.trainer.config.replace(**chosen)
+            self.config = self.config.replace(**chosen)
+            if self.run_dir is not None:
+                self.config.save(self.run_dir.config_file)
 
     def _steps_left(self) -> int | None:
         limits = [limit for limit in (self.total_steps, self.config.run.stop_after_steps) if limit is not None]
