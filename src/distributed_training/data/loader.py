@@ -19,6 +19,7 @@ from torch.utils.data import Dataset as TorchBase
 
 from distributed_training.data.base import Batch, BatchSource, Dataset, Share
 from distributed_training.data.plan import Plan, derive_key
+from distributed_training.data.randomness import claim_generators
 from distributed_training.data.resident import make_resident
 from distributed_training.data.steps import read_steps
 from distributed_training.data.torch_dataset import fetch
@@ -218,6 +219,7 @@ def _begin(begun: Any, dies: bool, _: int) -> None:
     if dies:
         end_with_parent(signal.SIGKILL)
     begun.release()
+    claim_generators()  # a sample that draws nothing need not have them seeded
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
