@@ -359,7 +359,6 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         check_types(self, "run")
-        self.cache = os.path.expanduser(self.cache)
         self.root = os.path.expanduser(self.root)
         at_least("run.threads", self.threads, 1)
         at_least("run.stop_after_steps", self.stop_after_steps, 1)

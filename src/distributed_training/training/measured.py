@@ -56,7 +56,7 @@ def settle(trainer: Trainer, source: BatchSource, steps: int | None, resumed_fro
     _, batch = next(source.batches(0))
     if trainer.num_classes:
         check_labels(batch, trainer.num_classes)
-    memory = Memory(Path(trainer.config.run.cache) / "settings.json")
+    memory = Memory(Path(trainer.config.run.cache).expanduser() / "settings.json")
     about = {**_about(trainer, batch), "auto": sorted(candidates[0]), "capture": training.capture}
     known = memory.get(about)
     if known is not None and known.get("chosen") in candidates:

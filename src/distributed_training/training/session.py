@@ -178,7 +178,7 @@ class Session:
         own_schedule = ("constant", 0.0) if self.scheduler is not None else (training.schedule, training.warmup_epochs)
         schedule = Schedule(trainer.optimizer, own_schedule[0], trainer.epochs, own_schedule[1])
         step = TrainStep(trainer.engine, training.gradient_accumulation, training.seed)
-        kernels = KernelChoice(training.compile, Path(trainer.config.run.cache))
+        kernels = KernelChoice(training.compile, Path(trainer.config.run.cache).expanduser())
         captured = CapturedStep(step, trainer.engine, training.capture, kernels, self._steps_left)
         return Loop(self, captured if captured.wanted else step, schedule, ledger)
 
