@@ -48,7 +48,7 @@ OTHER_VALUES = {
     "training.precision": "bf16",
     "training.gradient_accumulation": 4,
     "training.gradient_checkpointing": True,
-    "training.compile": True,
+    "training.compile": "on",
     "data.root": "/data",
     "data.dataset": "cifar10",
     "data.num_workers": 2,

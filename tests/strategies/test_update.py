@@ -103,7 +103,7 @@ def test_direct_kernel_calls_end_in_the_very_weights_of_the_optimizers_own_step(
     assert use_fused(optimizer)
     update, direct = Update(optimizer, StepSettings(), None), []
     calls = update._direct_step
-    update._direct_step = lambda gradients: direct.append(calls(gradients)) or direct[-1]  # type: ignore
+    update._direct_step = lambda *given: direct.append(calls(*given)) or direct[-1]  # type: ignore
     for step in range(5):
         for a, b in zip(own, reference):
             b.grad = torch.randn_like(b)

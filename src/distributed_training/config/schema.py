@@ -66,8 +66,8 @@ class TrainingConfig:
     """Micro-batches that one batch is cut into, to save memory. Does not change the training."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them: less memory, more time."""
-    compile: bool = False
-    """Run the model through torch.compile."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Run the model through torch.compile. auto: for the recorded step of one GPU, in a training of some minutes."""
     capture: Literal["auto", "on", "off"] = "auto"
     """Replay the whole step on a GPU as one CUDA graph. auto: where the model allows it; on: or else an error."""
     channels_last: Literal["auto", "on", "off"] = "auto"
@@ -154,6 +154,8 @@ class DataConfig:
     """Processes that load ahead; 0 loads in the training process."""
     pin_memory: bool | None = None
     """Page-locked batches for faster copies to the GPU. Left out: on with CUDA."""
+    resident: Literal["auto", "on", "off"] = "auto"
+    """Keep array data on the GPU and gather batches there. auto: where it takes a tenth of the GPU's memory or less."""
 
     def __post_init__(self) -> None:
         if isinstance(self.augment, dict):
@@ -354,6 +356,8 @@ class RunConfig:
     """Seconds that any wait may last before it becomes an error."""
     stop_after_steps: int | None = None
     """End the training after this many optimizer steps in all, with a checkpoint to go on from."""
+    cache: str = "~/.cache/distributed_training"
+    """Folder where what was measured of a model on a GPU is remembered, for the next training."""
 
     def __post_init__(self) -> None:
         check_types(self, "run")

@@ -27,7 +27,13 @@ from distributed_training.runtime.errors import DataError
 
 
 def as_source(
-    data: Any, plan: Plan, *, every_sample: bool = False, pin_memory: bool = False, deadline: float = 300.0
+    data: Any,
+    plan: Plan,
+    *,
+    every_sample: bool = False,
+    pin_memory: bool = False,
+    deadline: float = 300.0,
+    resident: str = "auto",
 ) -> BatchSource:
     """A batch source from `data`, whose length replaces the plan's.
 
@@ -35,7 +41,7 @@ def as_source(
     the dataset's order whatever plan or loader say, as evaluation and prediction need it.
     """
     if isinstance(data, DataLoader):
-        data = replan(data, seed=plan.seed, deadline=deadline)
+        data = replan(data, seed=plan.seed, deadline=deadline, resident=resident)
     if isinstance(data, BatchSource):
         return data.in_order() if every_sample and isinstance(data, Loader) else data
     if isinstance(data, (Dataset, TorchBase, np.ndarray, torch.Tensor)) and not isinstance(data, IterableDataset):
@@ -56,10 +62,10 @@ def as_source(
     plan = replace(plan, samples=len(dataset))
     if every_sample:
         plan = replace(plan, batch_size=max(min(plan.batch_size, len(dataset)), 1), shuffle=False, drop_last=False)
-    return Loader(dataset, plan, pin_memory=pin_memory, deadline=deadline)
+    return Loader(dataset, plan, pin_memory=pin_memory, deadline=deadline, resident=resident)
 
 
-def replan(loader: DataLoader[Any], *, seed: int, deadline: float = 300.0) -> BatchSource:
+def replan(loader: DataLoader[Any], *, seed: int, deadline: float = 300.0, resident: str = "auto") -> BatchSource:
     """A torch DataLoader as a planned loader, if its sampler is an ordinary one; otherwise it is iterated as it is."""
     sampler = loader.sampler
     shuffle = _shuffle_of(sampler, loader.dataset)
@@ -79,6 +85,7 @@ def replan(loader: DataLoader[Any], *, seed: int, deadline: float = 300.0) -> Ba
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         deadline=loader.timeout or deadline,
+        resident=resident,
     )
 
 

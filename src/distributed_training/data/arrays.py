@@ -43,8 +43,8 @@ class ArrayDataset(Dataset):
     def fetch(self, ids: np.ndarray) -> Any:
         index = torch.from_numpy(ids)
         if self._kind == "dict":
-            return {key: _gather(t, index) for key, t in self._tensors.items()}
-        rows = tuple([_gather(t, index) for t in self._tensors.values()])
+            return {key: gather_rows(t, index) for key, t in self._tensors.items()}
+        rows = tuple([gather_rows(t, index) for t in self._tensors.values()])
         return rows if self._kind == "tuple" else rows[0]
 
     def rows(self, ids: np.ndarray) -> Any:
@@ -82,7 +82,8 @@ def _as_tensor(value: Any, name: str) -> torch.Tensor:
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
-def _gather(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+def gather_rows(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows by their numbers, on the tensor's device."""
     # index_select is the fastest, but torch has it for bytes only among the unsigned types.
     return tensor[index] if tensor.dtype in _UNSIGNED else tensor.index_select(0, index)
 

@@ -27,6 +27,8 @@ class ImageTransform:
     def __init__(self, config: AugmentConfig, seed: int) -> None:
         self._config, self._seed = config, seed
         self._plain = config == AugmentConfig()  # nothing to do but to scale uint8: most batches pass untouched
+        self.draws = bool(config.crop or config.flip)
+        """Whether a sample's number and the epoch have a say in what becomes of it."""
         self._statistics: tuple[Tensor, Tensor] | None = None
 
     def passes(self, data: Any) -> bool:

@@ -19,6 +19,8 @@ from torch.utils.data import Dataset as TorchBase
 
 from distributed_training.data.base import Batch, BatchSource, Dataset, Share
 from distributed_training.data.plan import Plan, derive_key
+from distributed_training.data.randomness import claim_generators
+from distributed_training.data.resident import make_resident
 from distributed_training.data.steps import read_steps
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.runtime.errors import DataError
@@ -29,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 _STARTS, _BEGINS_WITHIN = 4, 10.0  # attempts, and seconds
 _AHEAD = 30.0  # seconds: ending workers that hang takes time
+_NOT_ASKED: Any = object()
 
 
 class LoaderProcessError(DataError):
@@ -46,7 +49,9 @@ class Loader(BatchSource):
         num_workers: int = 0,
         pin_memory: bool = False,
         deadline: float = 300.0,
+        resident: str = "auto",
     ) -> None:
+        """`resident`: as the setting `data.resident`, for the device that is set later on."""
         if len(dataset) == 0:
             raise DataError(f"{type(dataset).__name__}: the dataset is empty")
         if plan.samples != len(dataset):
@@ -59,6 +64,7 @@ class Loader(BatchSource):
         self.dataset, self.plan = dataset, plan
         self._pin_memory = pin_memory and torch.cuda.is_available()
         self._num_workers, self._deadline = num_workers, deadline
+        self._resident, self._table = resident, _NOT_ASKED
         self._workers: DataLoader[Any] | None = None
         self._cursor = _Cursor(plan.steps_per_epoch)
         self._turn: object = None
@@ -70,6 +76,10 @@ class Loader(BatchSource):
 
     def batches(self, epoch: int, start: int = 0) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) of this epoch from step `start` on."""
+        if self._table is _NOT_ASKED:
+            self._table = make_resident(self.dataset, self.plan, self.device, self._resident)
+        if self._table is not None:
+            return self._table.batches(self.plan, self.share, epoch, start)
         self.dataset.expect(self.plan, self.share, epoch, start)
         if self._num_workers:
             if self._workers is not None and self._workers.dataset._share != self.share:  # type: ignore[attr-defined]
@@ -83,7 +93,8 @@ class Loader(BatchSource):
             return self
         plan = replace(self.plan, shuffle=False, drop_last=False)
         workers, pin = self._num_workers, self._pin_memory
-        return Loader(self.dataset, plan, num_workers=workers, pin_memory=pin, deadline=self._deadline)
+        options: dict[str, Any] = {"deadline": self._deadline, "resident": self._resident}
+        return Loader(self.dataset, plan, num_workers=workers, pin_memory=pin, **options)
 
     def describe(self) -> dict[str, Any]:
         """The plan and the data: equal for two loaders that give the same batches."""
@@ -95,6 +106,7 @@ class Loader(BatchSource):
             self._workers._iterator._shutdown_workers()  # type: ignore[attr-defined]
             self._workers._iterator = None
         self._workers = self._turn = None
+        self._table = _NOT_ASKED
 
     def _in_process(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
         pin = torch.Tensor.pin_memory if self._pin_memory else None
@@ -207,6 +219,7 @@ def _begin(begun: Any, dies: bool, _: int) -> None:
     if dies:
         end_with_parent(signal.SIGKILL)
     begun.release()
+    claim_generators()  # a sample that draws nothing need not have them seeded
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -15,7 +15,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from distributed_training.strategies.base import StepResult, StepSettings
-from distributed_training.strategies.fused import FUSABLE, DirectSteps
+from distributed_training.strategies.fused import FUSABLE, DirectSteps, in_pieces
 
 
 class Gradients:
@@ -66,6 +66,7 @@ class Update:
         self._bare_step = _bare_step(optimizer)
         self._direct_step = DirectSteps(optimizer)
         self._begun = False
+        self._one: Tensor | None = None
 
     def __call__(self, loss: Tensor) -> StepResult:
         """Update the weights from the gradients in place, or skip, and clear the gradients."""
@@ -127,8 +128,12 @@ class Update:
     def _own_flag(self, watched: Tensor | None, gradients: list[Tensor]) -> Tensor:
         if watched is None and len({g.dtype for g in gradients}) == 1 and not any(g.is_sparse for g in gradients):
             flag = torch.zeros((), device=gradients[0].device)  # no dimension, like Adam's own step counts
+            if self._one is None or self._one.device != flag.device:
+                self._one = torch.ones_like(flag)
             # The loss scaler's kernel with a scale of 1: one launch for all gradients.
-            torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, torch.ones_like(flag))
+            if _is_recorded(gradients):
+                (gradients,) = in_pieces([gradients], 96)
+            torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, self._one)
             return flag
         if watched is None:
             watched = torch.stack([g.sum().float() for g in gradients]).sum() if gradients else torch.zeros(())
@@ -142,7 +147,8 @@ class Update:
             optimizer.step()
             return
         with torch.no_grad():
-            if not (self._on_cpu and self._direct_step(gradients)):  # a GPU's step has a flag to look at
+            direct = self._on_cpu or _is_recorded(gradients)
+            if not (direct and self._direct_step(gradients, getattr(optimizer, "found_inf", None))):
                 self._bare_step(optimizer)
 
     def _scaled(self, gradients: list[Tensor], loss: Tensor) -> StepResult:
@@ -184,6 +190,11 @@ def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
     while hasattr(step, "__wrapped__"):
         step = step.__wrapped__
     return step
+
+
+def _is_recorded(gradients: list[Tensor]) -> bool:
+    """Whether this is becoming part of a CUDA graph."""
+    return bool(gradients) and gradients[0].is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _profiler_is_on() -> bool:

@@ -20,7 +20,15 @@ from distributed_training.strategies.base import Strategy
 
 # Where data lies and how it is read may differ from machine to machine; what is trained may not.
 _SECTIONS = ("model", "training", "data", "strategy", "checkpoint", "early_stopping")
-_OWN = ("training.device", "data.root", "data.num_workers", "data.pin_memory", "checkpoint.resume", "model.weights")
+_OWN = (
+    "training.device",
+    "data.root",
+    "data.num_workers",
+    "data.pin_memory",
+    "data.resident",
+    "checkpoint.resume",
+    "model.weights",
+)
 
 
 def check_same_everywhere(strategy: Strategy, config: Config, model: nn.Module, source: Mapping[str, Any]) -> None:

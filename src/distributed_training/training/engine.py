@@ -5,8 +5,12 @@ Training, evaluation and prediction share it, so that they cannot differ in any 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -15,6 +19,7 @@ from distributed_training.data.augment import ImageTransform
 from distributed_training.data.base import Batch
 from distributed_training.data.device_transform import DeviceTransform, Transform
 from distributed_training.data.nested import to_device
+from distributed_training.data.resident import ResidentRows, Table
 from distributed_training.data.sources import device_part
 from distributed_training.runtime.imports import import_object
 from distributed_training.strategies.base import StepSettings, Strategy
@@ -39,11 +44,15 @@ class Engine:
             precision=training.precision,
             gradient_clip=training.gradient_clip,
             nonfinite=training.nonfinite,
-            compile=training.compile,
+            compile=training.compile == "on",
             channels_last=training.channels_last,
             fused=training.fused,
         )
         self.strategy = strategy
+        self.plain_model, self.optimizer = model, optimizer
+        """As they were given."""
+        self.precision = training.precision
+        self._compiled: Any = None
         self.model = strategy.setup(model, optimizer, settings)
         """What the forward pass calls: the user's model, perhaps wrapped or compiled."""
         self.autocast = strategy.autocast()
@@ -59,10 +68,26 @@ class Engine:
     def place(self, batch: Batch, epoch: int = 0, *, training: bool = False) -> Any:
         """The batch's data on the device, transformed there; augmented only in training."""
         self.batch = batch
-        data = to_device(batch.data, self.strategy.device) if self._moves else batch.data
+        data = batch.data
+        if isinstance(data, ResidentRows):
+            data = data.gather()
+        elif self._moves:
+            data = to_device(data, self.strategy.device)
         if self._own_transform is not None:
             data = self._own_transform(data, batch.ids, epoch, training=training)
         return self._transform(data, batch.ids, epoch, training=training)
+
+    @contextmanager
+    def compiled(self) -> Iterator[None]:
+        """Within it the model runs through torch.compile, for batches of one shape."""
+        plain = self.model
+        if self._compiled is None:
+            self._compiled = torch.compile(plain, dynamic=False)
+        self.model = self._compiled
+        try:
+            yield
+        finally:
+            self.model = plain
 
     def judged(self, data: Any) -> Tensor | None:
         """How many targets the loss of placed data is the mean of; None where each sample counts once."""
@@ -71,6 +96,14 @@ class Engine:
     def takes_as_it_is(self, data: Any) -> bool:
         """Whether `place` does nothing to this data but to bring it to the device."""
         return self._own_transform is None and self._transform.passes(data)
+
+    def can_be_gathered_later(self, data: Any) -> bool:
+        """Whether data lies on the device and all that `place` does to it depends on nothing else."""
+        return isinstance(data, ResidentRows) and self._own_transform is None and not self._transform.draws
+
+    def gather(self, table: Table, places: Tensor) -> Any:
+        """What `place` gives for rows from places of the window that the device knows: for a step that is recorded."""
+        return self._transform(table.gather(table.ids.index_select(0, places)), np.empty(0), 0, training=True)
 
     def answer(self, data: Any, *, need_loss: bool = True) -> Answer:
         """What the model says about placed data. To be called inside `autocast`."""

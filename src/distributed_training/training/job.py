@@ -96,8 +96,14 @@ def make_loader(dataset: Dataset, config: Config, *, training: bool) -> Loader:
     pin = config.data.pin_memory
     if pin is None:
         pin = choose_device(config.training.device).type == "cuda"
-    workers = config.data.num_workers
-    return Loader(dataset, plan, num_workers=workers, pin_memory=pin, deadline=config.run.deadline)
+    return Loader(
+        dataset,
+        plan,
+        num_workers=config.data.num_workers,
+        pin_memory=pin,
+        deadline=config.run.deadline,
+        resident=config.data.resident,
+    )
 
 
 def sample_shape(dataset: Dataset) -> tuple[int, ...] | None:

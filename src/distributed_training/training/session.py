@@ -26,8 +26,10 @@ from distributed_training.tracking import RunInfo, Trackers, make_trackers
 from distributed_training.training import evaluation
 from distributed_training.training.agreement import check_same_everywhere, from_rank_0
 from distributed_training.training.capture import CapturedStep
+from distributed_training.training.kernels import KernelChoice
 from distributed_training.training.ledger import Ledger
 from distributed_training.training.loop import Loop
+from distributed_training.training.measured import settle
 from distributed_training.training.optimizers import apply_changes
 from distributed_training.training.progress import make_progress
 from distributed_training.training.recorder import Recorder
@@ -63,6 +65,7 @@ class Session:
         if self.leads:
             kind, job = type(trainer.model).__name__, self._job()
             self.run_dir, self.start = find_start(config, trainer.run_dir, resume, kind, job)
+        self._settle()
         self.writes = trainer.run_dir is not False
         self.trackers = make_trackers(config.tracking, trainer.strategy.rank) if self.writes else Trackers([])
         self.store = (
@@ -175,8 +178,22 @@ class Session:
         own_schedule = ("constant", 0.0) if self.scheduler is not None else (training.schedule, training.warmup_epochs)
         schedule = Schedule(trainer.optimizer, own_schedule[0], trainer.epochs, own_schedule[1])
         step = TrainStep(trainer.engine, training.gradient_accumulation, training.seed)
-        captured = CapturedStep(step, trainer.model, trainer.optimizer, trainer.strategy, training.capture)
+        kernels = KernelChoice(training.compile, Path(trainer.config.run.cache).expanduser())
+        captured = CapturedStep(step, trainer.engine, training.capture, kernels, self._steps_left)
         return Loop(self, captured if captured.wanted else step, schedule, ledger)
+
+    def _settle(self) -> None:
+        """Put what a measurement says in the place of settings left at auto."""
+        run = self.start.path.parent.parent if self.start is not None else None
+        if chosen := settle(self.trainer, self.source, self.total_steps, run):
+            self.trainer.config = self.trainer.config.replace(**chosen)
+            self.config = self.config.replace(**chosen)
+            if self.run_dir is not None:
+                self.config.save(self.run_dir.config_file)
+
+    def _steps_left(self) -> int | None:
+        limits = [limit for limit in (self.total_steps, self.config.run.stop_after_steps) if limit is not None]
+        return min(limits) - self.trainer.cursor.global_step if limits else None
 
     def _begin(self, ledger: Ledger) -> None:
         trainer = self.trainer
@@ -270,6 +287,8 @@ class Session:
             "source": self._source_facts,
             "config": self.config.to_dict(),
         }
+        if isinstance(self.loop.step, CapturedStep):
+            state["capture"] = self.loop.step.state()
         if self.scheduler is not None:
             state["scheduler"] = self.scheduler.state_dict()
         if (base := getattr(trainer.model, "base_fingerprint", None)) is not None:
@@ -290,6 +309,8 @@ class Session:
         self.loop.meter.load_state(state["meter"])
         if self.scheduler is not None and "scheduler" in state:
             self.scheduler.load_state_dict(state["scheduler"])
+        if isinstance(self.loop.step, CapturedStep):
+            self.loop.step.load_state(state.get("capture", {}))
         for i, callback in enumerate(trainer.callbacks):
             saved = state["callbacks"].get(f"{i}-{type(callback).__name__}")
             if saved:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from distributed_training.data.base import Batch
 from distributed_training.data.nested import split_batch
 from distributed_training.data.plan import derive_key, extend_key
+from distributed_training.data.resident import ResidentRows, Table
 from distributed_training.runtime.errors import DataError
 from distributed_training.runtime.seeds import seed_torch
 from distributed_training.strategies.base import StepResult
@@ -37,7 +41,7 @@ class TrainStep:
         `may_stay`: what needs no work on the device may be given as it is, for somebody who copies it there.
         """
         self._seed_step(epoch, step)
-        if may_stay and self._engine.takes_as_it_is(batch.data):
+        if may_stay and (self._engine.can_be_gathered_later(batch.data) or self._engine.takes_as_it_is(batch.data)):
             return batch.data
         return self._engine.place(batch, epoch, training=True)
 
@@ -45,6 +49,15 @@ class TrainStep:
         """The step itself, with the batch's data on the device: nothing in here waits for the device."""
         loss = self._in_parts(data, batch) if self._parts > 1 else self._whole(data, batch)
         return loss, self._strategy.step(loss)
+
+    @contextmanager
+    def exactly(self) -> Iterator[None]:
+        """Within it steps are computed in the precision of the weights: what reduced precision is measured by."""
+        kept, self._autocast = self._autocast, nullcontext()
+        try:
+            yield
+        finally:
+            self._autocast = kept
 
     def gradients(self, batch: Batch, epoch: int, step: int, share: float = 1.0, last: bool = True) -> Tensor:
         """Add the gradients of a batch to those that are there; its loss, as above.
@@ -123,6 +136,9 @@ def _weighted(loss: Tensor, own: Tensor | None, whole: Tensor | None, share: flo
 def check_labels(batch: Batch, classes: int) -> None:
     """Refuse class labels outside [0, classes) before a GPU sees them: there they would end the whole process."""
     data = batch.data if batch.host is None else batch.host
+    if isinstance(data, ResidentRows):
+        _check_all_labels(data.table, classes)
+        return
     targets = data[1] if isinstance(data, (tuple, list)) and len(data) > 1 else None
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1 or targets.is_cuda:
         return
@@ -133,6 +149,15 @@ def check_labels(batch: Batch, classes: int) -> None:
             f"sample {batch.ids[row]} has label {int(targets[row])}, but the model has classes 0 to {classes - 1}; "
             "set model.num_classes or correct the labels"
         )
+
+
+def _check_all_labels(table: Table, classes: int) -> None:
+    """As above, for data that lies on the device: all at once, the first time."""
+    if table.checked == classes or not isinstance(table.host, tuple) or len(table.host) < 2:
+        return
+    table.checked = classes
+    targets = table.host[1]
+    check_labels(Batch(np.arange(len(targets)), table.host), classes)
 
 
 def _bad_label(error: IndexError, batch: Batch) -> Exception:

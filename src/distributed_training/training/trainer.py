@@ -23,6 +23,7 @@ from distributed_training.runtime.process import prepare_process
 from distributed_training.runtime.run_directory import FROM_PYTHON, RunDirectory
 from distributed_training.runtime.world import read_world
 from distributed_training.strategies import Place, make_strategy
+from distributed_training.strategies.base import Strategy
 from distributed_training.training import evaluation
 from distributed_training.training.activations import enable_gradient_checkpointing
 from distributed_training.training.callbacks import Callback, EarlyStopping
@@ -88,17 +89,16 @@ class Trainer:
             self.callbacks.append(EarlyStopping(config.early_stopping))
         if config.training.gradient_checkpointing:
             enable_gradient_checkpointing(model)
-        self.strategy = make_strategy(
-            Place(
-                self.device,
-                world,
-                config.chosen_strategy(),
-                config.run.deadline,
-                config.training.batch_size,
-                config.training.gradient_accumulation,
-            )
+        self._place = Place(
+            self.device,
+            world,
+            config.chosen_strategy(),
+            config.run.deadline,
+            config.training.batch_size,
+            config.training.gradient_accumulation,
         )
-        self._optimizer, self._criterion, self._device_transform = optimizer, criterion, device_transform
+        self.strategy = make_strategy(self._place)
+        self._optimizer, self._criterion, self.device_transform = optimizer, criterion, device_transform
         self.from_config = False
         """Whether model and data were made from the config, so that the command line can make them again."""
         self.num_classes = getattr(model, "num_classes", None) or config.model.num_classes
@@ -207,7 +207,11 @@ class Trainer:
         """The model under the strategy; the first use sets it up."""
         self.model.to(self.device)
         parts = (self.model, self.optimizer, self.strategy, self._criterion, self.config)
-        return Engine(*parts, self._device_transform)
+        return Engine(*parts, self.device_transform)
+
+    def another_strategy(self) -> Strategy:
+        """One of the same kind, to try something with."""
+        return make_strategy(self._place)
 
     @property
     def criterion(self) -> Criterion | None:
@@ -267,7 +271,14 @@ class Trainer:
         training_, data_ = self.config.training, self.config.data
         plan = Plan(0, training_.batch_size, training_.seed, data_.shuffle, data_.drop_last)
         pin = self.device.type == "cuda" if data_.pin_memory is None else data_.pin_memory
-        source = as_source(data, plan, every_sample=not training, pin_memory=pin, deadline=self.config.run.deadline)
+        source = as_source(
+            data,
+            plan,
+            every_sample=not training,
+            pin_memory=pin,
+            deadline=self.config.run.deadline,
+            resident=data_.resident,
+        )
         ranks = self.strategy.world_size
         if not training and isinstance(source, Loader) and len(source.dataset) < ranks:
             ranks = 1  # fewer samples than ranks: each looks at all of them
