@@ -229,7 +229,7 @@ def test_a_long_training_gets_compiled_kernels_and_resumes_with_them(in_tmp, cap
     monkeypatch.setattr(kernels, "_GAIN", 1e9)  # so small a model gains nothing
     monkeypatch.setattr(kernels, "_SECONDS", -1e9)
     caplog.set_level(logging.INFO)
-    settings = {"training__capture": "on", "training__compile": "auto", "training__precision": "fp32"}
+    settings = {"training__capture": "on", "training__compile": "auto", "training__precision": "tf32"}
     whole, parts, plain = (plain_network() for _ in range(3))
     one = trained(whole, run_dir="whole", run__cache=str(in_tmp / "a"), **settings)
     assert "used from here on" in caplog.text
@@ -240,7 +240,7 @@ def test_a_long_training_gets_compiled_kernels_and_resumes_with_them(in_tmp, cap
     trained(parts, run_dir="parts", run__cache=str(in_tmp / "b"), **settings)
     assert "kernels compiled as before" in caplog.text
     assert_same_weights(whole, parts)
-    other = trained(plain, training__capture="off", training__compile="off", training__precision="fp32")
+    other = trained(plain, training__capture="off", training__compile="off", training__precision="tf32")
     assert one.last_metrics["train_loss"] == pytest.approx(other.last_metrics["train_loss"], rel=0.02)
 
 
