@@ -17,7 +17,7 @@ def test_get_dotted_keys_sections_and_defaults() -> None:
     assert config.get("training.learning_rate") == config.training.lr
     assert config.get("model.args.hidden") == [8]
     assert config.get("data.augment.crop") == 4
-    assert config.get("network") == {"gpu_host": "127.0.0.1", "cpu_host": "127.0.0.1", "port": 29500}
+    assert config.get("network") == {"gpu_host": "127.0.0.1", "cpu_host": "127.0.0.1", "port": 29500, "token_file": ""}
     assert config.get("training.nope") is None
     assert config.get("training.nope", 3) == 3
 
@@ -25,7 +25,7 @@ def test_get_dotted_keys_sections_and_defaults() -> None:
 def test_get_network_config(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_HOST", "gpu.lab")
     network = get_config().get_network_config()
-    assert network == {"gpu_host": "gpu.lab", "cpu_host": "127.0.0.1", "port": 29500}
+    assert network == {"gpu_host": "gpu.lab", "cpu_host": "127.0.0.1", "port": 29500, "token_file": ""}
 
 
 def test_dict_round_trip() -> None:

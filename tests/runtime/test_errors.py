@@ -23,6 +23,7 @@ EXIT_CODES = {
     "RanksError": 7,
     "RunDirectoryError": 4,
     "SearchError": 12,
+    "BenchError": 13,
     "TrainingDivergedError": 5,
 }
 
