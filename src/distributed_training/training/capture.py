@@ -151,9 +151,7 @@ class CapturedStep:
     # -- both ways
 
     def _eager(self, data: Any, batch: Batch) -> tuple[Tensor, StepResult]:
-        if not self.wanted:
-            return self._step.compute(data, batch)
-        self._rates.set()
+        self._rates.set()  # also when nothing is replayed any more: rates that are numbers would round otherwise
         with self._rates.on_device():
             return self._step.compute(data, batch)
 
@@ -282,8 +280,10 @@ class CapturedStep:
                 self._eager(data, batch)
 
         with self._engine.compiled():
-            _, seconds = self._state.timed(warm)
-            self._state.restore(before)
+            try:
+                _, seconds = self._state.timed(warm)
+            finally:
+                self._state.restore(before)
             return self._recorder.record(rows, data, batch), seconds
 
     def _fastest(self, recording: Recording, rows: Any) -> float:
