@@ -273,6 +273,7 @@ def test_a_training_from_the_shared_feed_ends_with_the_same_weights(noisy_feed: 
 
 
 def test_killed_workers_and_a_killed_service_change_nothing(here: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "distributed_training")  # commands run in this process may have set another
     config = settings("noisy")
     own = load_data(config)
     expected = [epoch_of(own, config, epoch) for epoch in range(4)]

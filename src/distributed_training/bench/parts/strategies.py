@@ -94,7 +94,7 @@ def run(options: BenchOptions) -> PartResult:
     for name, measured in speed.items():
         make.add("throughput", name, "samples/s", measured.values)
     for name, found in memory.items():
-        make.add("peak memory per rank", name, "MiB", [max(rank["peak"] for rank in found) / MIB], "lower")
+        make.add("peak memory per rank", name, "MiB", [max(0.0, *(rank["peak"] for rank in found)) / MIB], "lower")
     for name, sent in wire.items():
         if sent is not None:
             make.add("bytes on the wire, a step and rank", name, "MiB", [sent / MIB], "lower")
