@@ -1,5 +1,8 @@
 """Variants in processes of their own that take turns: set up one after the other, then measured by turns.
 
+Setting up is measured work for some (they choose what is fastest here), so it is done alone; only imports, which take
+most of the time of the small ones, are done side by side before.
+
 All stay in memory while they wait, if there is room. On a GPU one that would leave too little for the others ends after
 its turn, and is set up anew for its next.
 """
@@ -7,6 +10,8 @@ its turn, and is set up anew for its next.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -40,16 +45,28 @@ class Rotation:
 
     def measure(self, starts: dict[str, Start], **order: Any) -> Answers:
         """What each variant answered to `order`, round by round. Those that cannot be set up are in `failed`."""
-        for name, start in starts.items():
+        self._starts |= starts
+        if not self._options.fresh:
+            self._running |= {name: self._process(name) for name in starts}
+        for name in list(self._running):
+            with self._named_if_it_fails(name):
+                self._running[name].wait_for_imports()
+        for name in list(self._starts):
             self._options.say(f"{self._what}: setting up {name}")
-            self._starts[name] = start
-            try:
+            with self._named_if_it_fails(name):
                 self._room_for(name, self._run(name))
-            except BenchError as error:
-                self._starts.pop(name)
-                self.failed[name] = str(error).removeprefix(f"{name}: ").split("\n")[0]
         turns = {name: functools.partial(self._turn, name, order) for name in self._starts}
         return self._options.turns(turns, self._what) if turns else {}
+
+    @contextmanager
+    def _named_if_it_fails(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except BenchError as error:
+            self.failed[name] = str(error).removeprefix(f"{name}: ").split("\n")[0]
+            self._starts.pop(name)
+            if name in self._running:
+                self._running.pop(name).close()
 
     def _turn(self, name: str, order: dict[str, Any]) -> dict[str, Any]:
         if name not in self._running:
@@ -68,10 +85,13 @@ class Rotation:
             self.close()
             return self._begin(name)
 
+    def _process(self, name: str) -> TurnProcess:
+        start = self._starts[name]
+        return TurnProcess(name, start.target, start.arguments, self._options.timeout)
+
     def _begin(self, name: str) -> dict[str, Any]:
         self._last_error = ""
-        start = self._starts[name]
-        process = TurnProcess(name, start.target, start.arguments, self._options.timeout)
+        process = self._running.get(name) or self._process(name)
         self._running[name] = process
         try:
             return process.ready()

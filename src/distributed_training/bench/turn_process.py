@@ -28,6 +28,7 @@ _ENDING = 10.0  # seconds that a process may take to end when it is told to
 class TurnProcess:
     """Runs `target` (`module:function`, see `turn_worker`) with `arguments` in a new interpreter.
 
+    It imports what it needs at once, and sets up when it is told to (`ready`): several may import side by side.
     Every wait has the deadline `timeout`; what the process prints is shown only if it fails.
     """
 
@@ -48,11 +49,18 @@ class TurnProcess:
         )
         os.close(orders)
         os.close(answers)
-        self._unread = b""
+        self._unread, self._imported = b"", False
 
     def ready(self) -> dict[str, Any]:
-        """Wait until it has set up; gives what it said of itself."""
-        return self._answer()
+        """Have it set up and wait until it has; gives what it said of itself."""
+        self.wait_for_imports()
+        return self.turn()
+
+    def wait_for_imports(self) -> None:
+        """Wait until it has only to be told to set up."""
+        if not self._imported:
+            self._answer()
+            self._imported = True
 
     def turn(self, **order: Any) -> dict[str, Any]:
         """Have it do its work once and wait for what it measured."""

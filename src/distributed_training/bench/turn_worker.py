@@ -1,7 +1,8 @@
 """The process of a `TurnProcess`: `python -m distributed_training.bench.turn_worker module:function ARGUMENTS ...`.
 
-The function is called as `function(orders, **arguments)`. It sets up, calls `orders.ready()`, then does its work once
-for every order and answers with plain values. An error that it raises is the answer to the order it was at.
+Its module is imported at once, with all that takes. At the first order the function is called as
+`function(orders, **arguments)`. It sets up, calls `orders.ready()`, then does its work once for every further order and
+answers with plain values. An error that it raises is the answer to the order it was at.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ def main() -> None:
     orders = Orders(int(reading), int(writing), Path(folder))
     module, _, name = target.partition(":")
     try:
-        getattr(importlib.import_module(module), name)(orders, **json.loads(arguments))
+        function = getattr(importlib.import_module(module), name)
+        orders.answer(imported=module)
+        orders.wait_or_end()
+        function(orders, **json.loads(arguments))
     except DistributedTrainingError as error:
         orders.answer(error=str(error))
     except Exception as error:
