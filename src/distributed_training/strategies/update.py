@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from distributed_training.strategies.base import StepResult, StepSettings
 from distributed_training.strategies.fused import FUSABLE, DirectSteps, in_pieces
 
-
 _LARGE = 2**22  # numbers, of which one more reading and writing takes longer than a few launches
 
 
@@ -196,7 +195,9 @@ def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
 
 
 def _to_look_at(gradients: list[Tensor]) -> list[Tensor]:
-    """What is not finite if any gradient is not, where a launch costs little: small ones cut, to occupy more of the GPU.
+    """What is not finite if any gradient is not, for a recorded step, where launches are cheap.
+
+    Small gradients are cut, so that more of the GPU has work.
 
     The kernel that looks writes what it has read. Of large gradients it looks at the largest number of each: that costs
     one reading of them all, and no writing.
