@@ -65,7 +65,7 @@ class Laboratory:
             return None
         found = json.loads(out.read_text(encoding="utf-8"))
         times = {name: [(float(s), float(t)) for s, t in points] for name, points in found["times"].items()}
-        return Links(int(found["ranks"]), times, float(found["overlap"]), str(found["backend"]))
+        return Links(int(found["ranks"]), times, float(found["overlap"]), way.backend or str(found["backend"]))
 
     def ranks(self, way: Way, ranks: int, batch: int, steps: int) -> tuple[dict[str, Any] | None, str]:
         """(what so many real ranks took, "") or (None, why not)."""
@@ -117,6 +117,13 @@ class Laboratory:
         for number, outcome in enumerate(outcomes):
             file = folder / f"answer-{number}.json"
             answer = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"batches": {}}
+            if not answer["batches"]:
+                raise self._failed(outcome, batches[0])
+            small = [int(size) for size in answer["batches"]]
+            if outcome.problem and small != batches:  # killed for a large one before anything was timed
+                self.say(f"  not possible with more than {small[-1]} samples a step: {outcome.problem}")
+                return [{**one, "trouble": outcome.problem} for one in self._copies(copies, small)]
+            answer["batches"] = {size: one for size, one in answer["batches"].items() if one["step"]}
             if not answer["batches"]:
                 raise self._failed(outcome, batches[0])
             if outcome.problem:
