@@ -39,13 +39,17 @@ def test_a_measurement_that_was_killed_is_told_from_one_that_failed(tmp_path: Pa
 
 
 def test_copies_beside_each_other_count_by_their_mean() -> None:
-    copies = [{"8": {"step": s, "spread": s / 10, "parts": {"forward": s}, "timeline": []}} for s in (1.0, 3.0)]
+    copies = [
+        {"8": {"step": s, "spread": s / 10, "had_core": s / 4, "parts": {"forward": s}, "timeline": []}}
+        for s in (1.0, 3.0)
+    ]
 
     merged = _middle(copies)
 
     assert merged[8]["step"] == 2.0
     assert merged[8]["parts"] == {"forward": 2.0}
     assert merged[8]["spread"] == pytest.approx(0.3)
+    assert merged[8]["had_core"] == pytest.approx(0.25), "of the one that was disturbed most"
 
 
 def test_a_peak_is_seen_after_it_is_over() -> None:

@@ -107,7 +107,7 @@ def _measure(task: Task, config: Config, size: int, data: Any, what: str) -> tup
     """(what was found, facts of the model) of a training with this batch size.
 
     Args:
-        what: time, memory, both, or buffers: a step in which libraries make theirs, which are no memory of the training.
+        what: time, memory, both, or buffers: a step in which libraries make theirs, no memory of the training.
     """
     from distributed_training.planning.model_facts import check_room, model_facts
     from distributed_training.planning.stopwatch import MEMORY_STEPS, Stopwatch

@@ -48,7 +48,10 @@ class Laboratory:
             profile.times[copies] = _middle([answer["batches"] for answer in answers])
             profile.trouble = profile.trouble or answers[0]["trouble"]
         assert profile is not None
-        profile.spread = max(one["spread"] for times in profile.times.values() for one in times.values())
+        found = [one for times in profile.times.values() for one in times.values()]
+        profile.spread = max(one["spread"] for one in found)
+        if profile.device == "cpu":
+            profile.had_core = min(one["had_core"] for one in found)
         return profile
 
     def links(self, way: Way, ranks: int) -> Links | None:
@@ -89,7 +92,7 @@ class Laboratory:
         if outcome.problem or len(answers) < expected:
             return None, f"{outcome.problem}: {_last(outcome)}"
         found = [answer["batches"][str(batch)] for answer in answers]
-        return {"step": max(one["step"] for one in found), "peak": max(one["peak"] for one in found)}, ""
+        return {key: max(one[key] for one in found) for key in ("step", "peak")}, ""
 
     def _copies(self, copies: int, batches: list[int]) -> list[dict[str, Any]]:
         folder = self._new_folder()
@@ -180,7 +183,7 @@ def _middle(answers: list[dict[str, dict[str, Any]]]) -> dict[int, dict[str, Any
         found = [answer[size] for answer in answers]
         one = dict(found[0])
         one["step"] = statistics.fmean(f["step"] for f in found)
-        one["spread"] = max(f["spread"] for f in found)
+        one["spread"], one["had_core"] = max(f["spread"] for f in found), min(f["had_core"] for f in found)
         names = {name for f in found for name in f["parts"]}
         one["parts"] = {name: statistics.fmean(f["parts"].get(name, 0.0) for f in found) for name in names}
         merged[int(size)] = one

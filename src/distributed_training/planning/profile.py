@@ -43,6 +43,8 @@ class Profile:
     """Why larger batches could not be measured."""
     spread: float = 0.0
     """Of the noisiest measurement."""
+    had_core: float = 1.0
+    """Share of the time in which a process that was measured on a CPU really ran: of the one that ran least."""
 
     @property
     def device(self) -> str:

@@ -52,6 +52,8 @@ class Found:
     """(parameter, share of the backward pass that was over when its gradient was there)."""
     steps: int = 0
     """Steps that were timed."""
+    had_core: float = 1.0
+    """Share of that time in which the training thread ran: less on a machine with other work, on a CPU."""
 
 
 class Clock:
@@ -114,6 +116,7 @@ class Stopwatch(Callback):
         self._done, self._over = 0, False
         self._timing = 0 if meter is None else memory_steps
         self._ends_at: float | None = None
+        self._began = 0.0, 0.0
         self._readying: int | None = None
         self._hooks: list[Any] = []
         self._wrapped: list[tuple[Any, str]] = []
@@ -173,12 +176,15 @@ class Stopwatch(Callback):
                 self._mark_parts(trainer)
             self._clock.mark("end")
             self._ends_at = time.monotonic() + self._seconds
+            self._began = time.perf_counter(), time.thread_time()
             return
         self._clock.mark("end")
         timed = since - self._warmup
         enough = timed >= self._steps if self._steps is not None else self._time_is_over(timed)
         if not enough:
             return
+        whole, own = time.perf_counter() - self._began[0], time.thread_time() - self._began[1]
+        self.found.had_core = own / whole
         self._read_times()
         self._release()
         if self._details and trainer.strategy.world_size == 1:
