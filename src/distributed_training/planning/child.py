@@ -84,10 +84,10 @@ def main(file: str) -> None:
             answer.trouble = str(error)
             break
         _write(answer, out)
-    for size, kept in list(answer.batches.items()):
+    for name, kept in list(answer.batches.items()):
         if not kept["step"]:
-            found, facts = _measure(task, config, int(size), data, "time")
-            answer.batches[size] = {**found, "peak": kept["peak"], "timeline": kept["timeline"]}
+            found, facts = _measure(task, config, int(name), data, "time")
+            answer.batches[name] = {**found, "peak": kept["peak"], "timeline": kept["timeline"]}
             answer.model = answer.model or facts
             _write(answer, out)
 

@@ -66,9 +66,7 @@ class Laboratory:
         if outcome.problem or not out.is_file():
             self.say(f"  not measured: {outcome.problem}: {_last(outcome)}")
             return None
-        found = json.loads(out.read_text(encoding="utf-8"))
-        times = {name: [(float(s), float(t)) for s, t in points] for name, points in found["times"].items()}
-        return Links(int(found["ranks"]), times, float(found["overlap"]), way.backend or str(found["backend"]))
+        return read_links(json.loads(out.read_text(encoding="utf-8")), way)
 
     def ranks(self, way: Way, ranks: int, batch: int, steps: int) -> tuple[dict[str, Any] | None, str]:
         """(what so many real ranks took, "") or (None, why not)."""
@@ -174,6 +172,12 @@ class Laboratory:
         folder = self.folder / str(self._runs)
         folder.mkdir(parents=True)
         return folder
+
+
+def read_links(found: Mapping[str, Any], way: Way) -> Links:
+    """What a sweep found. A way that chooses its backend looks for it by that name, not by the one torch knows."""
+    times = {name: [(float(size), float(took)) for size, took in points] for name, points in found["times"].items()}
+    return Links(int(found["ranks"]), times, float(found["overlap"]), way.backend or str(found["backend"]))
 
 
 def _middle(answers: list[dict[str, dict[str, Any]]]) -> dict[int, dict[str, Any]]:

@@ -24,6 +24,8 @@ from distributed_training.strategies.formulas import bytes_sent, step_bytes
 
 _FIRST_BUCKET = 1 << 20  # DDP's first one is small, to begin early
 _CYCLE = 1e-3  # seconds after which Horovod looks whether something is ready
+_NUMBER = 8.0  # bytes
+_WORTH_A_MESSAGE = 32 << 20  # see strategies.ddp
 _POWERSGD_PASSES = 8  # times that a gradient is read or written to be approximated
 
 
@@ -83,7 +85,18 @@ class TimeModel:
             talk = self._in_buckets(way, network, ranks, parts.backward, overlap, batch / accumulation)
         update = parts.update * self._update_share(way, ranks)
         waited, talked, copies, sent = talk
-        return StepTime(forward + backward + update, copies, waited, talked, parts.rest, sent)
+        agreed = self._agreements(way) * network.all_reduce(_NUMBER, ranks)
+        return StepTime(forward + backward + update, copies, waited + agreed, talked + agreed, parts.rest, sent)
+
+    def _agreements(self, way: Way) -> int:
+        """Numbers on which ranks agree before an update, one after the other: are all gradients finite."""
+        if way.family == "deepspeed":
+            return 2  # overflow, and the norm
+        if way.family == "fsdp":
+            return 1
+        # Whole gradients are the same everywhere; each rank looks at its part where they are many.
+        shared = self._profile.device == "cpu" and self._whole >= _WORTH_A_MESSAGE
+        return int(shared and way.strategy in ("ddp", "zero1", "mpi"))
 
     def _update_share(self, way: Way, ranks: int) -> float:
         if way.family == "zero1":
