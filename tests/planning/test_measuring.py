@@ -63,19 +63,19 @@ def test_how_mpi_talks_is_found_by_the_name_of_its_way() -> None:
 
 
 def test_memory_of_a_batch_does_not_depend_on_those_measured_before_it(tmp_path: Path) -> None:
-    settings = {"model.args": {"hidden": [1024, 1024]}, "training.device": "cpu"}
+    settings = {"model.args": {"hidden": [512] * 6}, "training.device": "cpu"}
     lab = Laboratory(Config().replace(**settings), tmp_path, 1, 120.0, lambda line: None, seconds=0.1)
 
-    profile = lab.profile({1: [16, 256]})
+    profile = lab.profile({1: [512, 1024]})
 
-    small, large = (profile.times[1][size] for size in (16, 256))
+    small, large = (profile.times[1][size] for size in (512, 1024))
     weights = profile.gradient_bytes
     assert small["step"] > 0
     assert large["step"] > 0
     for found in (small, large):
         assert [number for number, _ in found["timeline"]][-3:] == [BACKWARD_OVER, UPDATE, UPDATE]
         after = found["timeline"][-1][1]  # the update is done: weights and two averages
-        assert 2.9 * weights < after < 3.5 * weights + 4e6
+        assert 2.9 * weights < after < 3.5 * weights, "memory that was kept while time was measured counts"
     assert large["peak"] > small["peak"]
 
 
