@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.forked_ranks import RankServer
 
@@ -58,3 +62,17 @@ def test_real_ranks_time_how_they_talk(rank_server: RankServer, tmp_path: Path) 
     assert set(found["times"]) == {"all_reduce", "all_gather", "reduce_scatter", "broadcast"}
     assert all(seconds > 0 for points in found["times"].values() for _, seconds in points)
     assert 0 <= found["overlap"] <= 1
+
+
+def test_a_plan_that_is_told_to_end_leaves_no_process_behind(in_tmp: Path) -> None:
+    command = [sys.executable, "-m", "distributed_training", "plan", "--gpus", "1", "training.device=cpu"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as plan:
+        seen = psutil.Process(plan.pid)
+        deadline = time.monotonic() + 60
+        while not (measuring := seen.children(recursive=True)):
+            assert plan.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        plan.terminate()
+        assert plan.wait(30) == 130
+    assert not [process for process in measuring if process.is_running()]

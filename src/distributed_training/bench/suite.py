@@ -23,7 +23,7 @@ from distributed_training.runtime.errors import (
     DistributedTrainingError,
     MissingDependencyError,
 )
-from distributed_training.runtime.signals import handled_by
+from distributed_training.runtime.signals import handled_by, interrupting
 
 logger = logging.getLogger(__name__)
 FAILED = "failed"
@@ -43,7 +43,7 @@ def run_parts(
         command=command,
     )
     began = time.monotonic()
-    with _signals(_interrupt, signal.SIGTERM):
+    with interrupting(signal.SIGTERM):
         for number, part in enumerate(parts):
             head = f"[{number + 1}/{len(parts)}] {part.name}"
             options.say(f"{head}: {part.measures}")
@@ -111,10 +111,6 @@ def _signals(handler: Callable[[int, FrameType | None], None], *numbers: signal.
         return
     with handled_by(handler, numbers):
         yield
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -79,6 +80,7 @@ def plan(
     from distributed_training.planning.planner import PlanOptions, make_plan
     from distributed_training.planning.report import markdown, to_dict, write_plan
     from distributed_training.planning.units import read_bandwidth, read_seconds, read_size
+    from distributed_training.runtime.signals import interrupting
 
     counts, rest = counts_and_words(gpus, words)
     options = PlanOptions(
@@ -96,7 +98,9 @@ def plan(
         command=" ".join(["dtrain", *sys.argv[1:]]),
         say=lambda line: typer.echo(line, err=True),
     )
-    made = make_plan(config_from(rest), options)
+    config = config_from(rest)
+    with interrupting(signal.SIGTERM):
+        made = make_plan(config, options)
     typer.echo(json.dumps(to_dict(made), indent=2) if as_json else markdown(made), nl=as_json)
     if output is not None:
         for file in write_plan(made, output):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,15 +58,17 @@ def verify(
 
     `dtrain verify --strategies ddp -- train.py --data ~/data`
     """
+    from distributed_training.runtime.signals import interrupting
     from distributed_training.verify.verification import Settings
     from distributed_training.verify.verification import verify as verify_strategies
 
-    report = verify_strategies(
-        _subject(words or []),
-        [name.strip() for name in strategies.split(",")] if strategies is not None else None,
-        Settings(nproc, steps, tolerance, folder, timeout),
-        say=lambda line: typer.echo(line, err=True),
-    )
+    with interrupting(signal.SIGTERM):
+        report = verify_strategies(
+            _subject(words or []),
+            [name.strip() for name in strategies.split(",")] if strategies is not None else None,
+            Settings(nproc, steps, tolerance, folder, timeout),
+            say=lambda line: typer.echo(line, err=True),
+        )
     _show(report, markdown, as_json)
     raise typer.Exit(0 if report.passed else 1)
 

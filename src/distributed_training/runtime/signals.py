@@ -31,6 +31,20 @@ def handled_by(note: Callable[[int, FrameType | None], None], numbers: Iterable[
             signal.signal(number, handler)
 
 
+@contextmanager
+def interrupting(*numbers: signal.Signals) -> Iterator[None]:
+    """While entered, these signals are Ctrl-C: what was started is ended on the way out. Only in the main thread."""
+    if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
+        yield
+        return
+    with handled_by(_interrupt, numbers):
+        yield
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
 class StopSignals:
     """While entered, the first SIGINT or SIGTERM only sets `received`; a second one acts as it always did.
 
