@@ -5,6 +5,9 @@ LOADERS ?= 2
 VENV    := .venv
 BIN     := $(VENV)/bin
 INPUTS  := pyproject.toml constraints.txt scripts/setup.sh
+# The set-up leaves compiling to the first import. Where Python may keep nothing of it, every process of every test would
+# compile torch anew: empty means that it may.
+export PYTHONDONTWRITEBYTECODE :=
 # A test that fails is run once more; what passed only then is listed at the end as RERUN, and is a defect to look at.
 PYTEST  := $(BIN)/python -m pytest --reruns 1 --rerun-show-tracebacks -rfERs --durations=15
 # Jobs of several processes with deadlines, ports and namespaces of their own: one at a time.
@@ -22,7 +25,10 @@ ONE     := $(ONE:%=tests/%.py)
 train: $(VENV)/.installed  ## Install, then train the embedded digit classifier: a loader process feeds a GPU side
 	$(BIN)/dtrain train --split
 
-test: lint docs tests bare  ## Install every backend, then check style, types, layers, the site and all tests
+# What is no test of many processes goes beside each other, the longest first.
+test: $(VENV)/.installed-all  ## Install every backend, then check style, types, layers, the site and all tests
+	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target bare lint docs
+	+$(MAKE) --no-print-directory tests
 
 lint: $(VENV)/.installed-all  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
