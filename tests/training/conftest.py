@@ -17,7 +17,7 @@ METRICS = ("torchmetrics.classification", "sklearn.metrics")
 
 @pytest.fixture(scope="session")
 def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer]:
-    """Starts ranks that have imported libraries of metrics, too: that takes longer than torch, and than what they do."""
+    """Starts ranks that have imported libraries of metrics, too: that takes longer than all that they do."""
     server = RankServer(tmp_path_factory.mktemp("ranks"), [*COMMON, *METRICS])
     yield server
     server.close()
