@@ -5,11 +5,17 @@ LOADERS ?= 2
 VENV    := .venv
 BIN     := $(VENV)/bin
 INPUTS  := pyproject.toml constraints.txt scripts/setup.sh
+# The set-up leaves compiling to the first import. Where Python may keep nothing of it, every process of every test would
+# compile torch anew: empty means that it may.
+export PYTHONDONTWRITEBYTECODE :=
 # A test that fails is run once more; what passed only then is listed at the end as RERUN, and is a defect to look at.
 PYTEST  := $(BIN)/python -m pytest --reruns 1 --rerun-show-tracebacks -rfERs --durations=15
-# Jobs of several processes with deadlines, ports and namespaces of their own: one at a time.
-MANY    := $(addprefix tests/,feed gpu huggingface integration launch native split strategies tuning)
-# Of those folders, what is one process and waits for no other: beside each other, with the quick tests.
+# Jobs of several processes with deadlines, ports and namespaces of their own. Those that mostly wait, for a program to
+# be imported, a deadline, a cluster: two files beside each other. Those that measure time or have a GPU: one at a time.
+BESIDE  := $(addprefix tests/,integration strategies launch split tuning huggingface native)
+ALONE   := $(addprefix tests/,feed gpu)
+MANY    := $(BESIDE) $(ALONE)
+# Of those folders, what is one process and waits for no other: with the quick tests.
 ONE     := $(addprefix feed/test_,buffers course credit figures forecast homecoming_refused horizon packing planning sequencer turns) \
            $(addprefix huggingface/test_,loading models processing publish tiny_models trainers) \
            $(addprefix launch/test_,program report sagemaker_job sagemaker_packing sagemaker_request) \
@@ -22,7 +28,10 @@ ONE     := $(ONE:%=tests/%.py)
 train: $(VENV)/.installed  ## Install, then train the embedded digit classifier: a loader process feeds a GPU side
 	$(BIN)/dtrain train --split
 
-test: lint docs tests bare  ## Install every backend, then check style, types, layers, the site and all tests
+# What is no test of many processes goes beside each other, the longest first.
+test: $(VENV)/.installed-all  ## Install every backend, then check style, types, layers, the site and all tests
+	+$(MAKE) --no-print-directory --jobs=2 --output-sync=target bare lint docs
+	+$(MAKE) --no-print-directory tests
 
 lint: $(VENV)/.installed-all  ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
@@ -35,8 +44,9 @@ docs: $(VENV)/.installed-all  ## The documentation site in build/site; a warning
 
 tests: $(VENV)/.installed-all  ## All tests; the quick ones with a coverage floor
 	$(BIN)/dtrain native build
-	$(PYTEST) --cov --cov-report=xml -n $(WORKERS) --dist loadfile tests $(MANY:%=--ignore=%) $(ONE)
-	$(PYTEST) $(MANY) $(ONE:%=--ignore=%)
+	$(PYTEST) --cov --cov-report=xml -n $(WORKERS) --dist loadfile --no-loadscope-reorder tests $(MANY:%=--ignore=%) $(ONE)
+	$(PYTEST) -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(BESIDE) $(ONE:%=--ignore=%)
+	$(PYTEST) $(ALONE) $(ONE:%=--ignore=%)
 
 bare: $(VENV)/.installed-all  ## A fresh environment without any extra imports, trains and resumes
 	scripts/check_bare_install.sh $(PYTHON)

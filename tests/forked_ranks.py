@@ -18,6 +18,7 @@ from tests.launching import CHECKS, ROOT, coverage_variables, environment, free_
 COMMON = (
     "torch._dynamo",  # by every optimizer at its first step
     "torch.distributed.optim",
+    "omegaconf",  # by every run that reads its settings
     "distributed_training.training.session",
 )
 """What every rank imports."""

@@ -259,7 +259,10 @@ def test_a_killed_trial_changes_nothing_for_others_and_nothing_is_left(noisy_fee
     with SharedData(noisy_feed.name, config) as data:
         assert data.splits is not None
         assert epoch_of(data.splits, config, 0) == epoch_of(load_data(config), config, 0)
-    assert not [path for path in Path("/dev/shm").iterdir() if "dtrain" in path.name]
+    end = time.monotonic() + 30
+    while left := [path for path in Path("/dev/shm").iterdir() if "dtrain" in path.name]:
+        assert time.monotonic() < end, left  # a test of the MPI backend beside this one has a name there for a moment
+        time.sleep(0.05)
 
 
 def test_a_training_from_the_shared_feed_ends_with_the_same_weights(noisy_feed: SharedFeed, here: Path) -> None:
