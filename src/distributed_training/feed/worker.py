@@ -21,9 +21,10 @@ from distributed_training.feed.joining import Joined, LostError, join_patiently
 from distributed_training.feed.outbox import Frame, Outbox
 from distributed_training.feed.packing import RUN, pack
 from distributed_training.feed.pairing import PairingLink
-from distributed_training.feed.rows import gathered
+from distributed_training.feed.rows import Loose, gathered
 from distributed_training.feed.settings import LoaderSettings
 from distributed_training.feed.shared import Arena
+from distributed_training.runtime.errors import DataError
 from distributed_training.wire import PackedBatch, Reason
 from distributed_training.wire.fields import Fact
 from distributed_training.wire.messages import Lease, Release, SampleFailed
@@ -80,6 +81,7 @@ class Worker:
         self._home, self._receives = work.home, receives
         self._batches = self._bytes = 0
         self._loading = 0.0
+        self._loosely = True  # until samples are seen that do not fit together as they are
 
     def run(self) -> None:
         """Work until the GPU side says that the run is over."""
@@ -150,21 +152,30 @@ class Worker:
                 if outbox.needless(lease.lease):
                     return
                 if (lease.epoch, step) > outbox.position:  # else training is past it
-                    sending.add(pack(lease, block, seconds))
+                    self._send(lease, block, seconds, sending)
                 start = time.perf_counter()
         except (LostError, MemoryError):
             raise
         except Exception as error:
+            if isinstance(error, _UnlikeError):
+                step, self._loosely = error.step, False
             logger.debug("step %d of epoch %d cannot be loaded: %s", step, lease.epoch, error)
             sending.flush()
             self._load_one_by_one(lease, step, sending)
         sending.flush()
 
+    def _send(self, lease: Lease, block: Block, seconds: float, sending: _Sending) -> None:
+        """Have a block sent. _UnlikeError where its samples turn out not to be rows of one tensor."""
+        try:
+            sending.add(pack(lease, block, seconds))
+        except DataError as error:
+            raise _UnlikeError(str(error), block.first) from error
+
     def _blocks(self, lease: Lease, share: Share, shared: bool) -> Iterator[Block]:
-        """The steps of a lease; of a dataset that lies in memory as rows that are not gathered, if they are long."""
+        """The steps of a lease; those that can be gathered on their way are not gathered before."""
         for piece in self._course.pieces(lease.epoch, lease.first, lease.last):
             row = piece.part.row
-            as_they_lie = row > 0 if shared else row >= _ROW
+            as_they_lie = (row > 0 if shared else row >= _ROW) if row else self._loosely
             yield from piece.blocks(share, gathered=not as_they_lie)
 
     # -- samples that cannot be loaded
@@ -189,6 +200,14 @@ class Worker:
                     return
                 packed = [rest]
             sending.add(packed)
+
+
+class _UnlikeError(Exception):
+    """What was loaded from this step on cannot be put together as it is."""
+
+    def __init__(self, text: str, step: int) -> None:
+        super().__init__(text)
+        self.step = step
 
 
 def _without(lease: Lease, piece: Piece, ids: np.ndarray, bad: dict[int, str]) -> PackedBatch | None:
@@ -217,11 +236,16 @@ class _Sending:
     def add(self, batches: list[PackedBatch]) -> None:
         """Have batches sent soon."""
         self._compressor.bandwidth = self.outbox.bandwidth if self._arena is None else None
+        loose = any([isinstance(buffer, Loose) for packed in batches for buffer in packed.buffers])
+        if loose and self._arena is not None:
+            self.flush()  # what is collected is not to be lost with samples that do not fit together
         if not self._batches:
             self._since = time.perf_counter()
         for packed in batches:
             if self._arena is None:
                 self._compressor.apply(packed)
+                if loose:
+                    packed.buffers = [gathered(b) if isinstance(b, Loose) else b for b in packed.buffers]
             self._batches.append(packed)
             self._size += packed.size
             self._steps += packed.steps
@@ -229,20 +253,22 @@ class _Sending:
             full = self._size + packed.size > RUN  # if the next one is like this one
             if full or self._steps >= _MOST or self._details >= _DETAILS:
                 self.flush()
-        if self._batches and self.outbox.idle and time.perf_counter() - self._since > _SOON:
+        if loose and self._arena is not None:  # put together before the dataset is asked again: it may use memory again
+            self.flush()
+        elif self._batches and self.outbox.idle and time.perf_counter() - self._since > _SOON:
             self.flush()
 
     def flush(self) -> None:
         """Send what was collected."""
         if self._batches:
-            place = None
-            if self._arena is not None:
-                place = self._arena.write(self._batches) if self._size >= _INLINE else None
-                if place is None:
-                    for packed in self._batches:
-                        packed.buffers = [gathered(buffer) for buffer in packed.buffers]
-            self.outbox.put(Frame(self.lease, self._batches, self._size, place))
+            batches, size, place = self._batches, self._size, None
             self._batches, self._size, self._steps, self._details = [], 0, 0, 0
+            if self._arena is not None:
+                place = self._arena.write(batches) if size >= _INLINE else None
+                if place is None:
+                    for packed in batches:
+                        packed.buffers = [gathered(buffer) for buffer in packed.buffers]
+            self.outbox.put(Frame(self.lease, batches, size, place))
 
     def close(self) -> None:
         """Let go of shared memory."""
