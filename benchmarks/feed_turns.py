@@ -50,7 +50,8 @@ def answer(constants: list[str]) -> None:
         setattr(found, attribute, json.loads(value))
     for line in sys.stdin:
         order = json.loads(line)
-        package = "distributed_training.bench.transport" if order["file"] in ("raw", "ours") else "benchmarks.feed_peers"
+        own = order["file"] in ("raw", "ours")
+        package = "distributed_training.bench.transport" if own else "benchmarks.feed_peers"
         run = importlib.import_module(f"{package}.{order['file']}").WAYS[order["way"]]
         case, seconds = CASES[order["case"]], order["seconds"]
         print(json.dumps(in_fork(lambda: {"rate": measure(run, case, seconds)})), file=answers, flush=True)  # noqa: B023

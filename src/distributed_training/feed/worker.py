@@ -36,7 +36,6 @@ _MOST = 512  # batches in one frame
 _DETAILS = 4096  # numbers outside tensors in one frame
 _SOON = 0.002  # seconds after which a frame goes as it is, if there is nothing else to send
 _INLINE = 32 << 10  # smaller frames are not worth a place in shared memory
-_ROW = 32 << 10  # bytes from which on a row is sent from where it lies: the system has some work with each piece
 _TEXT = 2000
 
 
@@ -145,7 +144,7 @@ class Worker:
         step, sending.lease = lease.first, lease.lease
         try:
             start = time.perf_counter()
-            for block in self._blocks(lease, share, outbox.shared):
+            for block in self._blocks(lease, share):
                 seconds = time.perf_counter() - start
                 self._loading += seconds
                 step = block.first + len(block.steps)
@@ -171,12 +170,10 @@ class Worker:
         except DataError as error:
             raise _UnlikeError(str(error), block.first) from error
 
-    def _blocks(self, lease: Lease, share: Share, shared: bool) -> Iterator[Block]:
+    def _blocks(self, lease: Lease, share: Share) -> Iterator[Block]:
         """The steps of a lease; those that can be gathered on their way are not gathered before."""
         for piece in self._course.pieces(lease.epoch, lease.first, lease.last):
-            row = piece.part.row
-            as_they_lie = (row > 0 if shared else row >= _ROW) if row else self._loosely
-            yield from piece.blocks(share, gathered=not as_they_lie)
+            yield from piece.blocks(share, gathered=not piece.part.row and not self._loosely)
 
     # -- samples that cannot be loaded
 
@@ -236,13 +233,14 @@ class _Sending:
     def add(self, batches: list[PackedBatch]) -> None:
         """Have batches sent soon."""
         self._compressor.bandwidth = self.outbox.bandwidth if self._arena is None else None
-        loose = any([isinstance(buffer, Loose) for packed in batches for buffer in packed.buffers])
-        if loose and self._arena is not None:
+        here = self._arena is not None
+        loose = any(isinstance(buffer, Loose) for packed in batches for buffer in packed.buffers)
+        if here and loose:
             self.flush()  # what is collected is not to be lost with samples that do not fit together
         if not self._batches:
             self._since = time.perf_counter()
         for packed in batches:
-            if self._arena is None:
+            if not here:
                 self._compressor.apply(packed)
                 if loose:
                     packed.buffers = [gathered(b) if isinstance(b, Loose) else b for b in packed.buffers]
@@ -253,9 +251,8 @@ class _Sending:
             full = self._size + packed.size > RUN  # if the next one is like this one
             if full or self._steps >= _MOST or self._details >= _DETAILS:
                 self.flush()
-        if loose and self._arena is not None:  # put together before the dataset is asked again: it may use memory again
-            self.flush()
-        elif self._batches and self.outbox.idle and time.perf_counter() - self._since > _SOON:
+        due = bool(self._batches) and self.outbox.idle and time.perf_counter() - self._since > _SOON
+        if due or (here and loose):  # put together before the dataset is asked again: it may use its memory again
             self.flush()
 
     def flush(self) -> None:
