@@ -48,14 +48,14 @@ def collate_samples(rows: list[Any]) -> Any:
 
 
 def _collate_usual(rows: list[Any], stack: Callable[[Any], Any] = torch.stack) -> Any:
-    """Samples that are tuples or dicts of tensors, or of numbers of one kind, as rows; None for all others."""
+    """Samples that are tuples or dicts of tensors, arrays, or numbers of one kind, as rows; None for all others."""
     kinds = set(map(type, rows))
     try:
         if kinds == {tuple}:
             return [_column(values, stack) for values in zip(*rows, strict=True)]
         if kinds == {dict}:
             return {key: _column([row[key] for row in rows], stack) for key in rows[0]}
-    except (_UnusualError, RuntimeError, ValueError, KeyError):
+    except (_UnusualError, RuntimeError, ValueError, KeyError, TypeError):
         pass
     return None
 
@@ -75,10 +75,14 @@ def _column(values: Sequence[Any], stack: Callable[[Any], Any]) -> Any:
     kinds = set(map(type, values))
     if kinds == {torch.Tensor}:
         return stack(values)
-    if kinds == {int}:
+    if kinds == {np.ndarray}:
+        return stack([torch.as_tensor(value) for value in values])
+    if kinds == {int} or kinds == {bool}:
         return torch.tensor(values)
     if kinds == {float}:
         return torch.tensor(values, dtype=torch.float64)
+    if len(kinds) == 1 and issubclass(kinds.pop(), np.generic) and not isinstance(values[0], (str, bytes)):
+        return torch.as_tensor(values)
     raise _UnusualError
 
 
