@@ -44,8 +44,7 @@ def welcome(**changes: Any) -> Welcome:
 
 def sent(connection: Connection) -> bytes:
     """What a side has to send, as one string of bytes."""
-    views = connection.data_to_send()
-    return b"".join([view if isinstance(view, memoryview) else view.gathered() for view in views])
+    return b"".join(connection.data_to_send())
 
 
 def carry(one: Connection, other: Connection) -> tuple[list[Event], list[Event]]:

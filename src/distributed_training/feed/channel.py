@@ -14,18 +14,14 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
-
-from distributed_training.wire.batches import Sent
 
 _MOST_VIEWS = 512  # of one sendmsg; the system's own limit is 1024
 _RECORD = 16 << 10  # bytes of a TLS record
 _FEW_VIEWS, _CALL = 128, 1 << 20  # more than a few views of one sendmsg only up to so many bytes: each has its price
 _SEND_AT_ONCE = 4 << 20  # so that what arrives is looked at between
-WRAPPED = 1 << 20
-"""Bytes that are wrapped in one go at most."""
 _MOMENT = 10_000  # microseconds that a patient `flush` waits at most
 _WORTH_WAKING = 128 << 10  # bytes of a payload; each time takes the interpreter from whoever computes
 
@@ -60,7 +56,7 @@ class Wrapping(Protocol):
     def encode(self, views: list[memoryview]) -> list[memoryview]:
         """Take some of the views, from the front, and give what is to be sent for them; empty where there is nothing.
 
-        What was given before is sent by now. No views after the first `WRAPPED` bytes may be looked at.
+        What was given before is sent by now.
         """
 
     def farewell(self) -> bytes:
@@ -90,11 +86,11 @@ class Channel:
         self._poll.register(self._wakes, select.POLLIN)
         self._registered = 0
         self._least = 1
-        self._out: list[Sent] = []
+        self._out: list[memoryview] = []
         self._sent = 0  # bytes of the first view that are gone
         self._flags = 0
         self._wrapping: Wrapping | None = None
-        self._bare: list[Sent] = []  # to be wrapped
+        self._bare: list[memoryview] = []  # to be wrapped
 
     @property
     def wrapped(self) -> bool:
@@ -168,8 +164,8 @@ class Channel:
         except ssl.SSLEOFError:
             return 0
 
-    def queue(self, views: Sequence[Sent]) -> None:
-        """Have these sent by `flush`, which puts together what has to be, a piece at a time."""
+    def queue(self, views: list[memoryview]) -> None:
+        """Have these sent by `flush`."""
         if self._wrapping is None:
             self._out += views
         else:
@@ -205,7 +201,7 @@ class Channel:
     def _encode(self) -> bool:
         """Wrap what is next; whether there is something."""
         if self._wrapping is not None:
-            self._out += self._wrapping.encode(_ready(self._bare, WRAPPED))
+            self._out += self._wrapping.encode(self._bare)
         return bool(self._out)
 
     def _send_some(self, flags: int) -> tuple[int, int]:
@@ -213,14 +209,9 @@ class Channel:
         if self._tls:
             record = self._record()
             return self._socket.send(record), len(record)
-        views: list[memoryview] = []
-        size, gathered = -self._sent, False
-        for at, view in enumerate(self._out):
-            if not isinstance(view, memoryview):
-                if gathered:  # sent by itself it is in the processor's cache still
-                    break
-                gathered, view = True, view.gathered()
-                self._out[at] = view
+        views = []
+        size = -self._sent
+        for view in self._out:
             views.append(view)
             size += len(view)
             if len(views) >= _FEW_VIEWS and (size >= _CALL or len(views) == _MOST_VIEWS):
@@ -235,20 +226,19 @@ class Channel:
         After an attempt that could not be finished OpenSSL wants the same bytes again: nothing was forgotten, so they
         are.
         """
-        out = _ready(self._out, self._sent + _RECORD)
-        first = out[0][self._sent :]
-        if len(first) >= _RECORD or len(out) == 1:
+        first = self._out[0][self._sent :]
+        if len(first) >= _RECORD or len(self._out) == 1:
             return first
         joined, size = [first], len(first)
-        for view in out[1:]:
+        for view in self._out[1:]:
             if size + len(view) > _RECORD:
                 break
             joined.append(view)
             size += len(view)
         if len(joined) > 1:  # once made, the joined bytes take the place of their pieces, for the same reason
-            out[: len(joined)] = [memoryview(b"".join(joined))]
+            self._out[: len(joined)] = [memoryview(b"".join(joined))]
             self._sent = 0
-        return out[0][self._sent :]
+        return self._out[0][self._sent :]
 
     def _forget(self, sent: int) -> None:
         sent += self._sent
@@ -325,18 +315,6 @@ def dial(host: str, port: int, timeout: float, tls: ssl.SSLContext | None = None
     except BaseException:
         sock.close()
         raise
-
-
-def _ready(views: list[Sent], size: int) -> list[memoryview]:
-    """The same list, after all views that begin in its first so many bytes were put together."""
-    at = 0
-    for number, view in enumerate(views):
-        if at >= size:
-            break
-        if not isinstance(view, memoryview):
-            views[number] = view.gathered()
-        at += len(view)
-    return views  # type: ignore[return-value]  # as far as anybody looks
 
 
 def _name_of(sock: socket.socket) -> str:

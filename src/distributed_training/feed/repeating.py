@@ -13,7 +13,6 @@ from distributed_training.data.torch_dataset import fetch, repeats
 from distributed_training.feed.columns import take_apart
 from distributed_training.feed.tensors import as_raw
 from distributed_training.wire import pack_batch
-from distributed_training.wire.batches import Sent
 from distributed_training.wire.fields import Fact
 
 logger = logging.getLogger(__name__)
@@ -25,10 +24,10 @@ def sample_facts(dataset: Dataset) -> dict[str, Fact]:
     try:
         same, data = repeats(dataset, ids), fetch(dataset, ids, 0)
         digest = hashlib.sha256(json.dumps(take_apart(data, len(ids))[0]).encode())
-        chunks: list[Sent] = []
+        chunks: list[memoryview] = []
         pack_batch(0, 0, ids, data, adapt=as_raw).chunks(chunks)
         for chunk in chunks:
-            digest.update(chunk if isinstance(chunk, memoryview) else chunk.gathered())
+            digest.update(chunk)
     except Exception as error:  # whatever a user's dataset raises: it will be raised again when the sample is needed
         logger.debug("the first and last sample cannot be tried: %s", error)
         return {"repeatable": False}

@@ -15,7 +15,6 @@ import torch
 
 from distributed_training.data.base import LooseRows, StoredRows
 from distributed_training.runtime.errors import DataError
-from distributed_training.wire.batches import Sent
 
 
 class _Bytes(NamedTuple):
@@ -29,8 +28,6 @@ class _Bytes(NamedTuple):
 
 _KNOWN: dict[int, _Bytes] = {}
 _MOST = 256
-_LONG = 32 << 10  # bytes from which on a row is sent from where it lies: the system has some work with each piece
-_HOT = 256 << 10  # bytes that are gathered and sent at once: few enough to be in the processor's cache still
 
 
 def _bytes_of(tensor: torch.Tensor) -> _Bytes | None:
@@ -62,17 +59,10 @@ class Rows:
         """Some of the rows."""
         return Rows(self._bytes, self._index[first:last])
 
-    def pieces(self) -> Sequence[Sent]:
-        """A view of each row, if rows are long; else some rows at a time, to be gathered when they are sent."""
+    def pieces(self) -> list[memoryview]:
+        """A view of each row."""
         flat, width = self._bytes.flat, self._bytes.width
-        if width >= _LONG:
-            return [flat[at : at + width] for at in (self._index * width).tolist()]
-        some = max(1, _HOT // width)
-        return [self.part(at, at + some) for at in range(0, len(self._index), some)]
-
-    def gathered(self) -> memoryview:
-        """The rows in one piece."""
-        return gathered(self)
+        return [flat[at : at + width] for at in (self._index * width).tolist()]
 
     def gather(self, memory: np.ndarray) -> None:
         """Put the rows together in memory of their size."""

@@ -14,9 +14,9 @@ import sys
 
 import numpy as np
 
-from distributed_training.feed.channel import WRAPPED, Read
+from distributed_training.feed.channel import Read
 
-MESSAGE = WRAPPED
+MESSAGE = 1 << 20
 """Bytes of the longest message that is sent: some tunnels hold a message until it is whole."""
 _LARGE = 16 << 10  # bytes from which on a piece is a message of its own
 _AHEAD = 64 << 10  # bytes read beyond what is asked for: a copy costs less than a call for each small message

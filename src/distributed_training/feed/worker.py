@@ -36,6 +36,7 @@ _MOST = 512  # batches in one frame
 _DETAILS = 4096  # numbers outside tensors in one frame
 _SOON = 0.002  # seconds after which a frame goes as it is, if there is nothing else to send
 _INLINE = 32 << 10  # smaller frames are not worth a place in shared memory
+_ROW = 32 << 10  # bytes from which on a row is sent from where it lies: the system has some work with each piece
 _TEXT = 2000
 
 
@@ -144,7 +145,7 @@ class Worker:
         step, sending.lease = lease.first, lease.lease
         try:
             start = time.perf_counter()
-            for block in self._blocks(lease, share):
+            for block in self._blocks(lease, share, outbox.shared):
                 seconds = time.perf_counter() - start
                 self._loading += seconds
                 step = block.first + len(block.steps)
@@ -170,10 +171,12 @@ class Worker:
         except DataError as error:
             raise _UnlikeError(str(error), block.first) from error
 
-    def _blocks(self, lease: Lease, share: Share) -> Iterator[Block]:
+    def _blocks(self, lease: Lease, share: Share, shared: bool) -> Iterator[Block]:
         """The steps of a lease; those that can be gathered on their way are not gathered before."""
         for piece in self._course.pieces(lease.epoch, lease.first, lease.last):
-            yield from piece.blocks(share, gathered=not piece.part.row and not self._loosely)
+            row = piece.part.row
+            as_they_lie = (row > 0 if shared else row >= _ROW) if row else self._loosely
+            yield from piece.blocks(share, gathered=not as_they_lie)
 
     # -- samples that cannot be loaded
 

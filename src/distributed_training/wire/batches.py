@@ -8,7 +8,7 @@ the rows of so many neighbouring steps of equal size, one after the other, from 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,27 +30,13 @@ Place = tuple[int, int]
 """Where a shared payload begins: (number of the segment, byte in it)."""
 
 
-class Later(Protocol):
-    """Bytes that the carrier has put together when it is about to send them."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-
-    def gathered(self) -> memoryview:
-        """Put them together."""
-
-
-Sent = memoryview | Later
-"""What a carrier is given to send."""
-
-
 class Scattered(Protocol):
     """A buffer whose bytes lie in several places: sent from there, without being put together first."""
 
     def __len__(self) -> int:
         """Bytes in all."""
 
-    def pieces(self) -> Sequence[Sent]:
+    def pieces(self) -> list[memoryview]:
         """The bytes, in order."""
 
 
@@ -103,7 +89,7 @@ class PackedBatch:
         record = [epoch, step, rank, ranks, self.samples, seconds, layout, self.dims, self.values, coded]
         return record if self.steps == 1 else [*record, self.steps]
 
-    def chunks(self, out: list[Sent]) -> None:
+    def chunks(self, out: list[memoryview]) -> None:
         """Add its buffers and the padding between them to what is to be sent."""
         for buffer in self.buffers:
             if size := len(buffer):

@@ -19,7 +19,6 @@ from distributed_training.wire.batches import (
     Place,
     ReceivedLayouts,
     Result,
-    Sent,
     SentLayouts,
     encode_batches,
     read_place,
@@ -88,7 +87,7 @@ class Connection(FrameHandler):
         self._authentication = Authentication(role, token, binding, nonce)
         self._reader = FrameReader(self)
         self._events: deque[Event] = deque()
-        self._out: list[Sent] = []
+        self._out: list[memoryview] = []
         self._max_payload = max_payload
         self._peer_max_payload = max_payload
         self._offered: frozenset[int] = frozenset()
@@ -313,11 +312,8 @@ class Connection(FrameHandler):
 
     # -- messages out
 
-    def data_to_send(self) -> list[Sent]:
-        """All that is to be sent, in order, as flat views of bytes; payloads are views of the batches themselves.
-
-        Of batches with buffers that are `Scattered` there may be some that are to be put together first.
-        """
+    def data_to_send(self) -> list[memoryview]:
+        """All that is to be sent, in order, as flat views of bytes; payloads are views of the batches themselves."""
         out, self._out = self._out, []
         return out
 
