@@ -1,9 +1,12 @@
-"""One loader worker before and after a change, by turns: `python benchmarks/feed_turns.py --before FOLDER`.
+"""One loader worker before and after a change, by turns:
 
-FOLDER is the `src` of another version of this project (`git worktree add`, `git archive`). Both versions and the loop
-that only calls and stacks (`alone`) take turns, so that whatever else the machine does meets all of them. Ratios are
-medians over rounds. With `--variant NAME=MODULE:ATTRIBUTE=VALUE` this version is measured once more with a constant of
-a module changed: a way to try what depends on the machine, such as the number of cores, without a setting for it.
+    python benchmarks/feed_turns.py "rows,393 KB,tcp" "array,26 KB,shared" --other before=FOLDER
+
+FOLDER is the `src` of another version of this project (`git archive VERSION src | tar -x -C ...`). All versions and the
+limit take turns, so that whatever else the machine does meets all of them: for samples that is the loop that only
+calls and stacks, for arrays plain sockets. Ratios are medians over rounds. With `--variant
+NAME=MODULE:ATTRIBUTE=VALUE` this version is measured once more with a constant of a module changed: a way to try what
+depends on the machine, such as the number of cores, without a setting for it.
 """
 
 from __future__ import annotations
@@ -61,7 +64,8 @@ class Version:
     """The process of one version."""
 
     def __init__(self, source: Path, constants: list[str]) -> None:
-        own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(source)}
+        path = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+        own = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
         command = [sys.executable, str(Path(__file__).resolve()), "--answer", *constants]
         errors = None if os.environ.get("FEED_BENCH_VERBOSE") else subprocess.DEVNULL
         self._process = subprocess.Popen(
@@ -101,8 +105,9 @@ def compare(
     turns["limit"] = lambda: versions["after"].rate(limit, alone, case, seconds)
     found = interleave(turns, rounds, warmup=0)
     to_limit = {name: round(ratio(found, name, "limit"), 3) for name in versions}
-    to_before = {name: round(ratio(found, name, "before"), 3) for name in versions} if "before" in versions else {}
-    return {"limit": round(found["limit"].median), "of the limit": to_limit, "to before": to_before}
+    first = next(iter(versions))
+    to_first = {name: round(ratio(found, name, first), 3) for name in versions}
+    return {"limit, batches a second": round(found["limit"].median), "of it": to_limit, f"to {first}": to_first}
 
 
 def main() -> None:
@@ -112,15 +117,17 @@ def main() -> None:
         answer(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--before", type=Path, help="`src` of the other version")
+    parser.add_argument("wanted", nargs="+", help=f"KIND,CASE,LINK: {', '.join(KINDS)}; 26 KB ...; tcp, shared")
+    parser.add_argument("--other", action="append", default=[], help="NAME=FOLDER: `src` of another version")
     parser.add_argument("--variant", action="append", default=[], help="NAME=MODULE:ATTRIBUTE=VALUE, of this version")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS))
-    parser.add_argument("--cases", nargs="+", default=["26 KB", "393 KB"])
-    parser.add_argument("--links", nargs="+", default=["tcp", "shared"], choices=["tcp", "shared"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=0.5, help="of one measurement, after 0.3 to warm up")
     given = parser.parse_args()
-    sources = {"before": (given.before.resolve(), [])} if given.before else {}
+    wanted = [tuple(one.split(",")) for one in given.wanted]
+    sources: dict[str, tuple[Path, list[str]]] = {}
+    for other in given.other:
+        name, folder = other.split("=", 1)
+        sources[name] = (Path(folder).resolve(), [])
     sources["after"] = (ROOT / "src", [])
     for variant in given.variant:
         name, constant = variant.split("=", 1)
@@ -129,11 +136,9 @@ def main() -> None:
         versions = {name: Version(*source) for name, source in sources.items()}
         for version in versions.values():
             stack.callback(version.close)
-        for kind in given.kinds:
-            for case in given.cases:
-                for link in given.links:
-                    found = compare(versions, kind, case, link == "shared", given.rounds, given.seconds)
-                    print(f"{kind}, {case}, {link}: {json.dumps(found)}", flush=True)
+        for kind, case, link in wanted:
+            found = compare(versions, kind, case, link == "shared", given.rounds, given.seconds)
+            print(f"{kind}, {case}, {link}: {json.dumps(found)}", flush=True)
 
 
 if __name__ == "__main__":
