@@ -133,10 +133,11 @@ class Worker:
                     self._load(lease, sending)
                 self._board.set("batches", self._batches + outbox.sent_batches)
                 self._board.set("bytes", self._bytes + outbox.sent_bytes)
-                self._board.set("loading", self._loading)
+                self._board.set("loading", self._loading + sending.stacking)
                 for name in ("epoch", "step", "queue", "waited", "loaders"):
                     self._board.set(name, getattr(outbox.progress, name))
         finally:
+            self._loading += sending.stacking
             sending.close()
 
     def _load(self, lease: Lease, sending: _Sending) -> None:
@@ -222,6 +223,10 @@ def _without(lease: Lease, piece: Piece, ids: np.ndarray, bad: dict[int, str]) -
         return None
 
 
+def _any_loose(batches: list[PackedBatch]) -> bool:
+    return any(isinstance(buffer, Loose) for packed in batches for buffer in packed.buffers)
+
+
 class _Sending:
     """Small batches are collected into frames; frames go through shared memory or compressed where that helps."""
 
@@ -232,12 +237,20 @@ class _Sending:
         self._batches: list[PackedBatch] = []
         self._size = self._steps = self._details = 0
         self._since = 0.0
+        self.stacking = 0.0
+        """Seconds spent on putting samples together, which is a part of loading them."""
+
+    def _took(self, batches: list[PackedBatch], seconds: float) -> None:
+        """So long it took to put the samples of these together."""
+        self.stacking += seconds
+        for packed in batches:
+            packed.head = (*packed.head[:4], packed.head[4] + seconds / len(batches))
 
     def add(self, batches: list[PackedBatch]) -> None:
         """Have batches sent soon."""
         self._compressor.bandwidth = self.outbox.bandwidth if self._arena is None else None
         here = self._arena is not None
-        loose = any(isinstance(buffer, Loose) for packed in batches for buffer in packed.buffers)
+        loose = _any_loose(batches)
         if here and loose:
             self.flush()  # what is collected is not to be lost with samples that do not fit together
         if not self._batches:
@@ -246,7 +259,9 @@ class _Sending:
             if not here:
                 self._compressor.apply(packed)
                 if loose:
+                    start = time.perf_counter()
                     packed.buffers = [gathered(b) if isinstance(b, Loose) else b for b in packed.buffers]
+                    self._took([packed], time.perf_counter() - start)
             self._batches.append(packed)
             self._size += packed.size
             self._steps += packed.steps
@@ -264,10 +279,13 @@ class _Sending:
             batches, size, place = self._batches, self._size, None
             self._batches, self._size, self._steps, self._details = [], 0, 0, 0
             if self._arena is not None:
+                start, loose = time.perf_counter(), _any_loose(batches)
                 place = self._arena.write(batches) if size >= _INLINE else None
                 if place is None:
                     for packed in batches:
                         packed.buffers = [gathered(buffer) for buffer in packed.buffers]
+                if loose:
+                    self._took(batches, time.perf_counter() - start)
             self.outbox.put(Frame(self.lease, batches, size, place))
 
     def close(self) -> None:
