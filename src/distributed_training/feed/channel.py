@@ -153,7 +153,9 @@ class Channel:
     def _read(self, buffers: list[memoryview]) -> int | None:
         self._wanted_by_tls = 0
         try:
-            if len(buffers) > 1 and not self._tls:
+            if self._tls:
+                return self._socket.recv_into(buffers[0])
+            if len(buffers) > 1:
                 return self._socket.recvmsg_into(buffers, 0, self._flags)[0]
             return self._socket.recv_into(buffers[0], 0, self._flags)
         except (BlockingIOError, ssl.SSLWantReadError):
