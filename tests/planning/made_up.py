@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from distributed_training.planning.profile import UPDATE, Profile
+from distributed_training.planning.profile import BACKWARD_OVER, UPDATE, Profile
 
 MB = 1e6
 WEIGHTS = [40 * MB, 40 * MB, 20 * MB]
@@ -20,7 +20,7 @@ def profile(device: str = "cuda", precision: str = "fp32", activations: float = 
         for left, number in zip((3, 2, 1), (2, 1, 0)):
             there += WEIGHTS[number]
             timeline.append((number, held + there + activations * size * left / 3))
-        timeline.append((UPDATE, held + there))
+        timeline += [(UPDATE, held + there), (BACKWARD_OVER, held + there), (UPDATE, held + there)]
         found[size] = {
             "timeline": timeline,
             "parts": {"forward": size * 1e-3, "backward": size * 2e-3, "update": 5e-4, "loop": 5e-4},

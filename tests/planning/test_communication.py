@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distributed_training.planning.cluster import Cluster, Links
-from distributed_training.planning.communication import Network, bytes_sent, interpolate
+from distributed_training.planning.communication import Network, interpolate
+from distributed_training.strategies.formulas import bytes_sent
 
 GB = 1e9
 

@@ -60,6 +60,26 @@ def test_stages_divide_what_they_say() -> None:
     assert totals == sorted(totals, reverse=True)
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_has_a_bucket_and_what_travels_of_it_when_the_backward_pass_is_over(stage: int) -> None:
+    made = profile("cpu", activations=1000.0)
+
+    found = MemoryModel(made).predict(BY_LABEL[f"deepspeed {stage}"], 4, 16)
+
+    assert (found.weights, found.optimizer) == (P + P / 4, 2 * P / 4)
+    assert found.gradients + found.gathered == 2 * P
+    assert found.activations < 1 * MB, "those of the backward pass are gone"
+
+
+def test_deepspeed_keeps_gradients_beside_many_activations() -> None:
+    made = profile("cpu", activations=50 * MB)
+
+    first = MemoryModel(made).predict(BY_LABEL["deepspeed 1"], 4, 16)
+
+    assert first.activations == pytest.approx(16 * 50 * MB)
+    assert first.gradients == 20 * MB, "the first gradient; the bucket is not written to yet"
+
+
 def test_accumulation_saves_activations_but_keeps_gradients() -> None:
     model = MemoryModel(profile(activations=100 * MB))
 
@@ -112,6 +132,18 @@ def test_stage_3_sends_half_as_much_again_and_updates_a_part() -> None:
     assert ddp.compute - zero3.compute == pytest.approx(5e-4 * 7 / 8)
 
 
+def test_ranks_agree_by_a_number_that_takes_as_long_as_a_message() -> None:
+    slow, fast = (time_model("cpu", intra_latency=latency) for latency in (1e-2, 1e-9))
+
+    def more(label: str) -> float:
+        way = BY_LABEL[label]
+        return slow.predict(way, 2, 16).waited - fast.predict(way, 2, 16).waited
+
+    message = 2 * 1e-2  # round the ring of two and back
+    assert more("ddp") == pytest.approx(more("accelerate") + message, rel=0.01), "of its own update only ddp asks"
+    assert more("deepspeed 2") == pytest.approx(message + 1e-2 + 2 * message), "sum, gather; overflow, norm"
+
+
 @pytest.mark.parametrize("way", [way for way in WAYS if way.family != "single"], ids=lambda way: way.label)
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_every_strategy_has_both_predictions(way: object, device: str) -> None:
@@ -122,7 +154,7 @@ def test_every_strategy_has_both_predictions(way: object, device: str) -> None:
 
     assert 0.9 * P / 8 < memory.total < 10 * P
     assert step.whole > 0
-    assert step.waited <= step.talked + 0.01
+    assert step.waited <= step.talked + 0.01  # Horovod's cycle
 
 
 def test_dp_is_for_the_gpus_of_one_machine() -> None:

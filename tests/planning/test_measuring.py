@@ -9,7 +9,8 @@ import torch
 
 from distributed_training.config import Config
 from distributed_training.planning import model_facts
-from distributed_training.planning.measuring import Laboratory, _middle
+from distributed_training.planning.measuring import Laboratory, _middle, read_links
+from distributed_training.planning.profile import BACKWARD_OVER, UPDATE
 from distributed_training.planning.ways import BY_LABEL, chosen_way
 from distributed_training.runtime.allocator import keep_freed_memory, return_freed_memory
 from distributed_training.runtime.errors import BenchError, OutOfMemoryError
@@ -39,13 +40,43 @@ def test_a_measurement_that_was_killed_is_told_from_one_that_failed(tmp_path: Pa
 
 
 def test_copies_beside_each_other_count_by_their_mean() -> None:
-    copies = [{"8": {"step": s, "spread": s / 10, "parts": {"forward": s}, "timeline": []}} for s in (1.0, 3.0)]
+    copies = [
+        {"8": {"step": s, "spread": s / 10, "had_core": s / 4, "parts": {"forward": s}, "timeline": []}}
+        for s in (1.0, 3.0)
+    ]
 
     merged = _middle(copies)
 
     assert merged[8]["step"] == 2.0
     assert merged[8]["parts"] == {"forward": 2.0}
     assert merged[8]["spread"] == pytest.approx(0.3)
+    assert merged[8]["had_core"] == pytest.approx(0.25), "of the one that was disturbed most"
+
+
+def test_how_mpi_talks_is_found_by_the_name_of_its_way() -> None:
+    found = {"ranks": 2, "backend": "dtrain_mpi", "overlap": 0.5, "times": {"all_reduce": [[8, 1e-6], [80, 1e-5]]}}
+
+    mpi, ddp = read_links(found, BY_LABEL["mpi"]), read_links({**found, "backend": "gloo"}, BY_LABEL["ddp"])
+
+    assert (mpi.backend, ddp.backend) == ("mpi", "gloo")
+    assert mpi.times["all_reduce"] == [(8.0, 1e-6), (80.0, 1e-5)]
+
+
+def test_memory_of_a_batch_does_not_depend_on_those_measured_before_it(tmp_path: Path) -> None:
+    settings = {"model.args": {"hidden": [512] * 6}, "training.device": "cpu"}
+    lab = Laboratory(Config().replace(**settings), tmp_path, 1, 120.0, lambda line: None, seconds=0.1)
+
+    profile = lab.profile({1: [512, 1024]})
+
+    small, large = (profile.times[1][size] for size in (512, 1024))
+    weights = profile.gradient_bytes
+    assert small["step"] > 0
+    assert large["step"] > 0
+    for found in (small, large):
+        assert [number for number, _ in found["timeline"]][-3:] == [BACKWARD_OVER, UPDATE, UPDATE]
+        after = found["timeline"][-1][1]  # the update is done: weights and two averages
+        assert 2.9 * weights < after < 3.5 * weights, "memory that was kept while time was measured counts"
+    assert large["peak"] > small["peak"]
 
 
 def test_a_peak_is_seen_after_it_is_over() -> None:

@@ -60,7 +60,7 @@ def _bars(part: PartResult, plot: Plot, cases: dict[str, list[Figure]], theme: T
     figure = new_figure(theme, (width, rows * max(_SHARE * 0.6, 0.38 * most + 1.1)))
     for place, (case, group) in enumerate(cases.items()):
         axes = figure.add_subplot(rows, columns, place + 1)
-        frame(axes, plot.title, theme, _axis(plot, group))
+        frame(axes, f"{plot.title}: {case}" if case else plot.title, theme, _axis(plot, group))
         if len(cases) > 1:  # two whole titles beside each other would not fit
             words = plain_text(textwrap.fill(case, 52))
             axes.set_title(words, loc="left", color=theme.text, fontsize=10.5, fontweight="bold", pad=6)

@@ -1,25 +1,28 @@
 """Training on batches that loader processes send, beside the same training on data in memory.
 
-`turn` is one measurement, for `forked_turns`: the loader is forked before anything here has started a thread.
+`run` is the process of one source, for `TurnProcess`: it trains without end, one turn after another, so that what is
+done once (recording steps, compiling kernels) is done once. Loaders are forked before anything here has a thread.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from distributed_training.bench.jobs import JOBS, Job
+from distributed_training.bench.jobs import Job
+from distributed_training.bench.loops.base import prepare
 from distributed_training.bench.transport.ours import fed
+from distributed_training.bench.turn_worker import Orders
 from distributed_training.config import Config
 from distributed_training.data import ArrayDataset, Loader, Plan
 from distributed_training.data.base import BatchSource
 from distributed_training.feed import FeedServer
+from distributed_training.feed.figures import Figures
 from distributed_training.training import Callback, Trainer
 
 SOURCES = ("in-memory", "resident", "split", "split-tcp")
@@ -28,23 +31,38 @@ _NUMBERS = 2**26  # that a dataset holds at most, unless that were too few batch
 _BATCHES = 16
 
 
-class Clock(Callback):
-    """Time from the end of one step to the end of another, the device's work included."""
+class FedTurns(Callback):
+    """Lets a training run one turn at a time, and takes the time of its steps and how long it waited for the feed.
 
-    def __init__(self, first: int, last: int) -> None:
-        self.first, self.last = first, last
-        self.seconds = 0.0
+    While a training waits for its turn its loaders work ahead. So many steps are not measured, or the feed would be
+    seen faster than it is.
+    """
+
+    def __init__(self, orders: Orders, job: Job, figures: Callable[[], Figures]) -> None:
+        self._orders, self._job, self._figures = orders, job, figures
+
+    def on_train_start(self, trainer: Trainer) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._step, self._first = 0, self._job.warm + self._figures().horizon
 
     def on_step_end(self, trainer: Trainer, step: int, loss: torch.Tensor) -> None:
-        at = trainer.cursor.global_step
-        if at in (self.first, self.last):
-            if loss.is_cuda:
-                torch.cuda.synchronize()
-            if at == self.first:
-                self._start = time.perf_counter()
-            else:
-                self.seconds = time.perf_counter() - self._start
-                trainer.stop("measured")
+        self._step += 1
+        if self._step == self._first:
+            self._clock, self._before = self._now(loss), self._figures()
+        elif self._step == self._first + self._job.steps:
+            seconds = (self._now(loss) - self._clock) / self._job.steps
+            waited = self._figures().since(self._before).wait_share
+            self._orders.answer(seconds=seconds, wait_share=waited)
+            self._orders.wait_or_end()
+            self._begin()
+
+    @staticmethod
+    def _now(loss: torch.Tensor) -> float:
+        if loss.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
 
 
 class Resident(Loader):
@@ -59,10 +77,11 @@ class Resident(Loader):
         return iter(self._kept[start:])
 
 
-def turn(*, job: str, changes: dict[str, Any], source: str, device: str, workers: int) -> dict[str, float]:
-    """Seconds a step from one of SOURCES, and the share of the time that training waited for the split."""
-    chosen = replace(JOBS[job], **changes)
-    torch.set_num_threads(chosen.threads or 1)  # on a CPU the loader has the other core
+def run(
+    orders: Orders, *, job: str, changes: dict[str, Any], source: str, device: str, workers: int, threads: int
+) -> None:
+    """Train without end on batches from one of SOURCES."""
+    chosen, _ = prepare(job, changes, device, threads)
     dataset = _dataset(chosen)
     plan = Plan(len(dataset), chosen.batch_size, 0)
     with ExitStack() as stack:
@@ -70,9 +89,7 @@ def turn(*, job: str, changes: dict[str, Any], source: str, device: str, workers
         if source.startswith("split"):
             server = stack.enter_context(fed(dataset, plan, workers, shared=source == "split"))
         batches = server.source() if server is not None else _local(source, dataset, plan, device)
-        seconds = _train(chosen, batches, device)
-        waited = server.figures().wait_share if server is not None else 0.0
-    return {"seconds": seconds, "wait_share": waited}
+        _train(chosen, batches, device, FedTurns(orders, chosen, server.figures if server is not None else Figures))
 
 
 def _dataset(job: Job) -> ArrayDataset:
@@ -92,11 +109,8 @@ def _local(source: str, dataset: ArrayDataset, plan: Plan, device: str) -> Batch
     return kind(dataset, plan, pin_memory=device == "cuda")
 
 
-def _train(job: Job, batches: BatchSource, device: str) -> float:
-    clock = Clock(job.warm, job.warm + job.steps)
-    training = {"schedule": "constant", "warmup_epochs": 0, "batch_size": job.batch_size}
+def _train(job: Job, batches: BatchSource, device: str, turns: FedTurns) -> None:
+    training = {"schedule": "constant", "warmup_epochs": 0, "batch_size": job.batch_size, "epochs": 10**6}
     config = Config.from_dict({"training": training, "run": {"progress": "off"}})
-    trainer = Trainer(job.build(), device=device, config=config, callbacks=[clock], run_dir=False)
-    trainer.train(batches, epochs=10**6)
-    trainer.close()
-    return clock.seconds / job.steps
+    trainer = Trainer(job.build(), device=device, config=config, callbacks=[turns], run_dir=False)
+    trainer.train(batches)

@@ -17,7 +17,8 @@ METHOD = (
 
 def to_markdown(report: BenchReport, plots: Mapping[str, Sequence[tuple[str, str]]]) -> str:
     """The whole report. `plots` gives for each part the (title, path as seen from the report) of its images."""
-    lines = ["# Benchmark", "", f"`{report.command}`" if report.command else "", f"{machine_line(report)}.", "", METHOD]
+    command = [f"`{report.command}`"] if report.command else []
+    lines = ["# Benchmark", "", *command, f"{machine_line(report)}.", "", METHOD]
     if report.interrupted:
         lines += ["", "**Interrupted: only the parts below were done.**"]
     for part in report.parts:
@@ -40,7 +41,8 @@ def _part(part: PartResult, plots: Sequence[tuple[str, str]]) -> list[str]:
     if part.problem:
         lines += ["", f"**Not measured: {part.problem}**" if not part.figures else f"**Incomplete: {part.problem}**"]
     if part.command:
-        lines += ["", f"`{part.command}`" + (f" took {duration(part.seconds)}." if part.seconds else "")]
+        commands = [f"`{command}`" for command in part.command.split(" && ")]
+        lines += ["", "  \n".join(commands) + (f" took {duration(part.seconds)}." if part.seconds else "")]
     for title, path in plots:
         lines += ["", f"![{title}]({path})"]
     for table in tables(part):

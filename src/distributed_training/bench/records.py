@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from distributed_training.bench.figures import FORMAT, BenchReport, Figure, PartResult
+from distributed_training.bench.figures import FORMAT, BenchReport, Figure, PartResult, Plot
 from distributed_training.runtime.errors import BenchError
 
 _LARGEST = 64 * 2**20  # bytes: a report is a few hundred kilobytes
@@ -80,9 +80,19 @@ def _part(body: Mapping[str, Any]) -> PartResult:
         figures=[_figure(figure) for figure in body["figures"]],
         notes=[str(note) for note in body.get("notes", [])],
         skipped={str(name): str(reason) for name, reason in body.get("skipped", {}).items()},
+        plots=[_plot(plot) for plot in body.get("plots", [])],
         command=str(body.get("command", "")),
+        seconds=float(body.get("seconds", 0.0)),
         problem=str(body.get("problem", "")),
     )
+
+
+def _plot(body: Mapping[str, Any]) -> Plot:
+    allowed = {"kind": ("bars", "lines"), "show": ("values", "ratios"), "ideal": ("none", "linear", "flat")}
+    for name, values in allowed.items():
+        if body.get(name, values[0]) not in values:
+            raise ValueError(f"a plot's {name} is {body[name]!r}")
+    return Plot(**{name: str(body[name]) for name in ("title", "quantity", "xlabel", *allowed) if name in body})  # type: ignore[arg-type]
 
 
 def _figure(body: Mapping[str, Any]) -> Figure:

@@ -190,6 +190,23 @@ def list_parts() -> None:
 
 
 @app.command()
+def merge(
+    reports: Annotated[list[Path], typer.Argument(metavar="A.json B.json...", help="Reports of one machine.")],
+    output: Annotated[Path, typer.Option(help="The Markdown file of the whole, as for the others.")],
+) -> None:
+    """One report, with its plots and page, of several that were measured one by one."""
+    from distributed_training.bench.merging import merge_reports
+    from distributed_training.bench.output import Output
+    from distributed_training.bench.records import read_report
+
+    merged = merge_reports([(str(path), read_report(path)) for path in reports])
+    place = Output(output)
+    place.check()
+    place.write(merged)
+    typer.echo(f"report  {place.markdown}\npage    {place.html}\nJSON    {place.json}", err=True)
+
+
+@app.command()
 def compare(
     before: Annotated[Path, typer.Argument(metavar="A.json", help="The report of before.")],
     after: Annotated[Path, typer.Argument(metavar="B.json", help="The report of after.")],

@@ -69,18 +69,31 @@ def main(file: str) -> None:
     import_object(STRATEGIES[config.chosen_strategy().name], "strategy.name")  # libraries are no memory of the training
     answer = Answer()
     out = Path(task.folder) / f"answer-{world.rank if world.size > 1 else task.name}.json"
-    try:
-        for size in task.batches:
-            if task.memory:  # libraries make buffers of their own once, which are no memory of the training
-                _measure(task, config, size, data, timed=False)
-            found, facts = _measure(task, config, size, data)
-            answer.batches[str(size)], answer.model = found, answer.model or facts
-            out.write_text(json.dumps(asdict(answer)), encoding="utf-8")
-    except OutOfMemoryError as error:
-        if not answer.batches:
-            raise
-        answer.trouble = str(error)
-        out.write_text(json.dumps(asdict(answer)), encoding="utf-8")
+    for size in task.batches:
+        try:
+            if task.memory:
+                _measure(task, config, size, data, "buffers")
+            # Memory of all sizes first: what is kept while time is measured is used again later.
+            what = "both" if len(task.batches) == 1 else "memory"
+            answer.batches[str(size)], answer.model = _measure(
+                task, config, size, data, what if task.memory else "time"
+            )
+        except OutOfMemoryError as error:
+            if not answer.batches:
+                raise
+            answer.trouble = str(error)
+            break
+        _write(answer, out)
+    for name, kept in list(answer.batches.items()):
+        if not kept["step"]:
+            found, facts = _measure(task, config, int(name), data, "time")
+            answer.batches[name] = {**found, "peak": kept["peak"], "timeline": kept["timeline"]}
+            answer.model = answer.model or facts
+            _write(answer, out)
+
+
+def _write(answer: Answer, out: Path) -> None:
+    out.write_text(json.dumps(asdict(answer)), encoding="utf-8")
 
 
 def _escaped(values: dict[str, Any]) -> dict[str, Any]:
@@ -90,12 +103,14 @@ def _escaped(values: dict[str, Any]) -> dict[str, Any]:
     return escaped
 
 
-def _measure(
-    task: Task, config: Config, size: int, data: Any, timed: bool = True
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(what was found, facts of the model) of a training with this batch size."""
+def _measure(task: Task, config: Config, size: int, data: Any, what: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what was found, facts of the model) of a training with this batch size.
+
+    Args:
+        what: time, memory, both, or buffers: a step in which libraries make theirs, no memory of the training.
+    """
     from distributed_training.planning.model_facts import check_room, model_facts
-    from distributed_training.planning.stopwatch import Stopwatch
+    from distributed_training.planning.stopwatch import MEMORY_STEPS, Stopwatch
     from distributed_training.runtime.allocator import return_freed_memory
     from distributed_training.runtime.device import choose_device
     from distributed_training.runtime.meters import meter_for, process_size
@@ -106,16 +121,18 @@ def _measure(
     config = config.replace(**{"training.batch_size": size, "training.gradient_accumulation": parts})
     quiet = config.replace(**{"run.allocator": "default", **({"training.capture": "off"} if task.details else {})})
     device = choose_device(config.training.device, read_world().local_rank)
+    timed = what in ("time", "both")
     gc.collect()
     return_freed_memory()
     base = process_size()
     watch = Stopwatch(
-        meter_for(device) if task.memory else None,
+        meter_for(device) if what != "time" else None,
         seconds=task.seconds,
         steps=task.steps,
         warmup=task.warmup,
         details=task.details,
         timed=timed,
+        memory_steps=1 if what == "buffers" else MEMORY_STEPS,
         before_timing=lambda: _begin_timing(task, config, size, device.type),
     )
     with build_job(quiet, run_dir=False, data=data) as job:

@@ -19,9 +19,7 @@ import math
 from dataclasses import dataclass
 
 from distributed_training.planning.cluster import Cluster
-
-# Times that the S bytes of a tensor pass through a link, for large N.
-_PASSES = {"all_reduce": 2.0, "all_gather": 1.0, "reduce_scatter": 1.0, "broadcast": 1.0}
+from distributed_training.strategies.formulas import PASSES, bytes_sent
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Network:
         fixed, inside = self._inside(operation, size, local) if local > 1 else (0.0, 0.0)
         if nodes == 1:
             return fixed + inside
-        between = _bytes_passed(operation, size, ranks) / cluster.bandwidth
+        between = bytes_sent(operation, size, ranks) / cluster.bandwidth
         ring = self._latency(operation, nodes, cluster.latency) + max(inside, between)
         if operation == "all_reduce":
             tree = 2 * math.log2(nodes) * cluster.latency + max(inside, 2 * size / cluster.bandwidth)
@@ -54,27 +52,20 @@ class Network:
         """(latency, time of the bytes) inside a machine: as measured with as many ranks, or by the same bandwidth."""
         cluster, links = self.cluster, self.cluster.links.get(self.backend)
         if links is None or operation not in links.times:
-            passed = _bytes_passed(operation, size, ranks) / cluster.intra_bandwidth
+            passed = bytes_sent(operation, size, ranks) / cluster.intra_bandwidth
             return self._latency(operation, ranks, cluster.intra_latency), passed
         points = links.times[operation]
         fixed = min(seconds for _, seconds in points)
         passed = max(0.0, interpolate(points, size) - fixed)
         more = self._latency(operation, ranks, 1.0) / self._latency(operation, links.ranks, 1.0)
-        scale = _bytes_passed(operation, size, ranks) / _bytes_passed(operation, size, links.ranks)
+        scale = bytes_sent(operation, size, ranks) / bytes_sent(operation, size, links.ranks)
         return fixed * more, passed * scale
 
     @staticmethod
     def _latency(operation: str, ranks: int, latency: float) -> float:
         if operation == "broadcast":
             return math.ceil(math.log2(ranks)) * latency
-        return _PASSES[operation] * (ranks - 1) * latency
-
-
-def _bytes_passed(operation: str, size: float, ranks: int) -> float:
-    """Bytes that each rank sends."""
-    if operation == "broadcast":
-        return size
-    return _PASSES[operation] * (ranks - 1) / ranks * size
+        return PASSES[operation] * (ranks - 1) * latency
 
 
 def interpolate(points: list[tuple[float, float]], at: float) -> float:
@@ -86,8 +77,3 @@ def interpolate(points: list[tuple[float, float]], at: float) -> float:
             return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
     (x0, y0), (x1, y1) = points[-2:]
     return y1 + max(0.0, (y1 - y0) / (x1 - x0)) * (at - x1)
-
-
-def bytes_sent(operation: str, size: float, ranks: int) -> float:
-    """Bytes that a rank sends in an operation, for a report."""
-    return _bytes_passed(operation, size, ranks) if ranks > 1 else 0.0

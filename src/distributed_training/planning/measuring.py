@@ -48,7 +48,10 @@ class Laboratory:
             profile.times[copies] = _middle([answer["batches"] for answer in answers])
             profile.trouble = profile.trouble or answers[0]["trouble"]
         assert profile is not None
-        profile.spread = max(one["spread"] for times in profile.times.values() for one in times.values())
+        found = [one for times in profile.times.values() for one in times.values()]
+        profile.spread = max(one["spread"] for one in found)
+        if profile.device == "cpu":
+            profile.had_core = min(one["had_core"] for one in found)
         return profile
 
     def links(self, way: Way, ranks: int) -> Links | None:
@@ -63,9 +66,7 @@ class Laboratory:
         if outcome.problem or not out.is_file():
             self.say(f"  not measured: {outcome.problem}: {_last(outcome)}")
             return None
-        found = json.loads(out.read_text(encoding="utf-8"))
-        times = {name: [(float(s), float(t)) for s, t in points] for name, points in found["times"].items()}
-        return Links(int(found["ranks"]), times, float(found["overlap"]), str(found["backend"]))
+        return read_links(json.loads(out.read_text(encoding="utf-8")), way)
 
     def ranks(self, way: Way, ranks: int, batch: int, steps: int) -> tuple[dict[str, Any] | None, str]:
         """(what so many real ranks took, "") or (None, why not)."""
@@ -89,7 +90,7 @@ class Laboratory:
         if outcome.problem or len(answers) < expected:
             return None, f"{outcome.problem}: {_last(outcome)}"
         found = [answer["batches"][str(batch)] for answer in answers]
-        return {"step": max(one["step"] for one in found), "peak": max(one["peak"] for one in found)}, ""
+        return {key: max(one[key] for one in found) for key in ("step", "peak")}, ""
 
     def _copies(self, copies: int, batches: list[int]) -> list[dict[str, Any]]:
         folder = self._new_folder()
@@ -117,6 +118,13 @@ class Laboratory:
         for number, outcome in enumerate(outcomes):
             file = folder / f"answer-{number}.json"
             answer = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"batches": {}}
+            if not answer["batches"]:
+                raise self._failed(outcome, batches[0])
+            small = [int(size) for size in answer["batches"]]
+            if outcome.problem and small != batches:  # killed for a large one before anything was timed
+                self.say(f"  not possible with more than {small[-1]} samples a step: {outcome.problem}")
+                return [{**one, "trouble": outcome.problem} for one in self._copies(copies, small)]
+            answer["batches"] = {size: one for size, one in answer["batches"].items() if one["step"]}
             if not answer["batches"]:
                 raise self._failed(outcome, batches[0])
             if outcome.problem:
@@ -166,6 +174,12 @@ class Laboratory:
         return folder
 
 
+def read_links(found: Mapping[str, Any], way: Way) -> Links:
+    """What a sweep found. A way that chooses its backend looks for it by that name, not by the one torch knows."""
+    times = {name: [(float(size), float(took)) for size, took in points] for name, points in found["times"].items()}
+    return Links(int(found["ranks"]), times, float(found["overlap"]), way.backend or str(found["backend"]))
+
+
 def _middle(answers: list[dict[str, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
     """Of copies beside each other: the mean of their times, for ranks wait for each other in turn; the rest of one."""
     merged: dict[int, dict[str, Any]] = {}
@@ -173,7 +187,7 @@ def _middle(answers: list[dict[str, dict[str, Any]]]) -> dict[int, dict[str, Any
         found = [answer[size] for answer in answers]
         one = dict(found[0])
         one["step"] = statistics.fmean(f["step"] for f in found)
-        one["spread"] = max(f["spread"] for f in found)
+        one["spread"], one["had_core"] = max(f["spread"] for f in found), min(f["had_core"] for f in found)
         names = {name for f in found for name in f["parts"]}
         one["parts"] = {name: statistics.fmean(f["parts"].get(name, 0.0) for f in found) for name in names}
         merged[int(size)] = one

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distributed_training.planning.profile import UPDATE, Profile
+from distributed_training.planning.profile import BACKWARD_OVER, UPDATE, Profile
 from distributed_training.planning.ways import Way
 
 _LARGE = 4 << 20  # see strategies.large_gradients
@@ -72,7 +72,7 @@ class MemoryModel:
         worst: Memory | None = None
         done, there = [], 0.0
         for number, peak in timeline:
-            if number != UPDATE:
+            if number >= 0:
                 done.append(number)
                 there += self._bytes[number]
             activations = max(0.0, peak - known - there)
@@ -118,14 +118,13 @@ class MemoryModel:
 
     def _held(self, way: Way, ranks: int, done: list[int], number: int, accumulation: int) -> _Held:
         arrived = sum(self._bytes[n] for n in done)
-        newest = self._bytes[number] if number != UPDATE else 0.0
+        newest = self._bytes[number] if number >= 0 else 0.0
         if way.family == "fsdp":
             return self._held_divided(way, ranks, done, number)
         if way.family == "deepspeed":
-            bucket = min(_DEEPSPEED_BUCKET, self._whole)
             if way.stage == 3:
-                return _Held(self._whole, self._whole + bucket)
-            return _Held(arrived, bucket)
+                return _Held(self._whole, self._whole + min(_DEEPSPEED_BUCKET, self._whole))
+            return self._held_by_deepspeed(way, ranks, arrived, newest, number)
         if way.family in ("ddp", "zero1"):
             return self._held_in_buckets(way, done, number, newest)
         if accumulation > 1:  # of the micro-batches before it, all are there from the start
@@ -137,6 +136,21 @@ class MemoryModel:
         if way.family == "dp":  # gradients of all copies come together on the first GPU
             return _Held(arrived, self._whole)
         return _Held(arrived)
+
+    def _held_by_deepspeed(self, way: Way, ranks: int, arrived: float, newest: float, number: int) -> _Held:
+        """Stages 1 and 2: a full bucket is copied into one piece that travels, and of its sum a part is kept.
+
+        The bucket of most models is full when the backward pass is over and activations are gone. On a CPU those of its
+        pages count that were written.
+        """
+        bucket, over = min(_DEEPSPEED_BUCKET, self._whole), number == BACKWARD_OVER
+        if number == UPDATE:  # of the sums, which are put together in one piece once more
+            return _Held(2 * self._whole / ranks)
+        if way.stage == 1:  # gradients lie where they came until all are there
+            return _Held(arrived, bucket if over or not self._cpu else 0.0)
+        if self._whole > bucket:
+            return _Held(arrived / ranks, 2 * bucket)
+        return _Held(bucket, bucket) if over else _Held(newest, arrived if self._cpu else bucket)
 
     def _held_in_buckets(self, way: Way, done: list[int], number: int, newest: float) -> _Held:
         """DDP keeps its buckets from step to step. On a CPU large gradients have none, and come and go."""
@@ -172,7 +186,7 @@ class MemoryModel:
             missing[unit] = missing.get(unit, 0) + (n not in done)
         finished = {unit for unit, count in missing.items() if not count}
         parts = sum(self._shard(n, ranks) for n in done if self._units[n] in finished)
-        if number == UPDATE:
+        if number < 0:
             return _Held(parts)
         now = self._units[number]
         whole = sum(self._bytes[n] for n in done if self._units[n] not in finished)

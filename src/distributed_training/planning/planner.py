@@ -27,6 +27,7 @@ _SPARE = 0.05  # of the memory: fragmentation
 _MOST_SIZES = 4  # batch sizes measured for each number of processes
 _FURTHEST = 1024  # ranks of the curves
 _DRAWN = ("ddp", "ddp+powersgd", "zero1", "zero3")
+_ALONE = 0.9  # share of the time that a process runs where nothing else wants its core
 _TIMED_STEPS, _TIMED_SECONDS = (5, 60), 3.0
 
 
@@ -284,6 +285,11 @@ def _notes(profile: Profile, threads: int | None, options: PlanOptions) -> list[
         notes.append(f"larger batches could not be measured and are extrapolated: {profile.trouble}")
     if profile.spread > 0.1:
         notes.append(f"the machine was busy: steps differed by {profile.spread:.0%}, so times are rough")
+    if profile.had_core < _ALONE:
+        notes.append(
+            f"the machine was busy: a process that was measured had a core for {profile.had_core:.0%} of the time; "
+            "steps and their errors say little, memory is as good as ever"
+        )
     absent = sorted({way.strategy for way in WAYS if not way.installed})
     if absent:
         notes.append(f"not installed here, so predicted but not recommended: {', '.join(absent)}")

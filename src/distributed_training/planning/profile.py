@@ -9,6 +9,8 @@ from distributed_training.planning.communication import interpolate
 
 UPDATE = -1
 """In a timeline, in place of a parameter: the update."""
+BACKWARD_OVER = -2
+"""The moment when the backward pass is over: what is there then, and not the most since the last gradient."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Profile:
     """Why larger batches could not be measured."""
     spread: float = 0.0
     """Of the noisiest measurement."""
+    had_core: float = 1.0
+    """Share of the time in which a process that was measured on a CPU really ran: of the one that ran least."""
 
     @property
     def device(self) -> str:
@@ -80,7 +84,7 @@ class Profile:
         return [(int(number), float(share)) for number, share in found[nearest]["ready"]]
 
     def timeline(self, batch: float) -> list[tuple[int, float]]:
-        """(parameter, bytes at most until its gradient was there) on one device; the last ones: `UPDATE`."""
+        """(parameter, bytes at most until its gradient was there) on one device; then `BACKWARD_OVER` and `UPDATE`."""
         found: dict[int, list[tuple[int, float]]] = {}
         for copies in sorted(self.times, reverse=True):
             for size, one in self.times[copies].items():

@@ -16,13 +16,16 @@ import math
 from dataclasses import dataclass
 
 from distributed_training.planning.cluster import Cluster
-from distributed_training.planning.communication import Network, bytes_sent
+from distributed_training.planning.communication import Network
 from distributed_training.planning.memory import MemoryModel
 from distributed_training.planning.profile import Profile
 from distributed_training.planning.ways import Way
+from distributed_training.strategies.formulas import bytes_sent, step_bytes
 
 _FIRST_BUCKET = 1 << 20  # DDP's first one is small, to begin early
 _CYCLE = 1e-3  # seconds after which Horovod looks whether something is ready
+_NUMBER = 8.0  # bytes
+_WORTH_A_MESSAGE = 32 << 20  # see strategies.ddp
 _POWERSGD_PASSES = 8  # times that a gradient is read or written to be approximated
 
 
@@ -82,7 +85,18 @@ class TimeModel:
             talk = self._in_buckets(way, network, ranks, parts.backward, overlap, batch / accumulation)
         update = parts.update * self._update_share(way, ranks)
         waited, talked, copies, sent = talk
-        return StepTime(forward + backward + update, copies, waited, talked, parts.rest, sent)
+        agreed = self._agreements(way) * network.all_reduce(_NUMBER, ranks)
+        return StepTime(forward + backward + update, copies, waited + agreed, talked + agreed, parts.rest, sent)
+
+    def _agreements(self, way: Way) -> int:
+        """Numbers on which ranks agree before an update, one after the other: are all gradients finite."""
+        if way.family == "deepspeed":
+            return 2  # overflow, and the norm
+        if way.family == "fsdp":
+            return 1
+        # Whole gradients are the same everywhere; each rank looks at its part where they are many.
+        shared = self._profile.device == "cpu" and self._whole >= _WORTH_A_MESSAGE
+        return int(shared and way.strategy in ("ddp", "zero1", "mpi"))
 
     def _update_share(self, way: Way, ranks: int) -> float:
         if way.family == "zero1":
@@ -112,7 +126,7 @@ class TimeModel:
             waited += _CYCLE
         if way.family == "zero1":  # updated weights travel when the update is done: nothing to hide behind
             after = ranks * network.seconds("broadcast", self._whole / ranks, ranks)
-            waited, talked, sent = waited + after, talked + after, sent + self._whole
+            waited, talked, sent = waited + after, talked + after, sent + bytes_sent("all_gather", self._whole, ranks)
         bucketed = sum(size for size, _, copied in buckets if copied)
         return waited, talked, passes * bucketed / self._copy, sent
 
@@ -166,8 +180,7 @@ class TimeModel:
         exposed += max(0.0, in_backward - scatter[-1] - backward)
         talked = sum(gather) + in_backward
         gathers = 2 if again else 1
-        sent = gathers * bytes_sent("all_gather", self._whole, ranks)
-        sent += bytes_sent("reduce_scatter", self._whole, ranks)
+        sent = step_bytes(way.stage, self._whole, ranks)
         copies = (gathers + 1) * self._whole / self._copy
         return overlap * min(exposed, talked) + (1 - overlap) * talked, talked, copies, sent
 
@@ -176,11 +189,10 @@ class TimeModel:
         gather = network.seconds("all_gather", self._whole, ranks)
         if way.stage == 3:
             talked = 2 * gather + network.seconds("reduce_scatter", self._whole, ranks)
-            sent = 2 * bytes_sent("all_gather", self._whole, ranks) + bytes_sent("reduce_scatter", self._whole, ranks)
-            return talked, talked, 4 * self._whole / self._copy, sent
+            return talked, talked, 4 * self._whole / self._copy, step_bytes(3, self._whole, ranks)
         talked = network.all_reduce(self._whole, ranks) + gather
-        sent = bytes_sent("all_reduce", self._whole, ranks) + bytes_sent("all_gather", self._whole, ranks)
-        return talked, talked, 3 * self._whole / self._copy, sent
+        # Its stage 2 sends as stage 1 does: it all-reduces where a reduce-scatter would do.
+        return talked, talked, 3 * self._whole / self._copy, step_bytes(1, self._whole, ranks)
 
     def _one_process(self, network: Network, ranks: int) -> tuple[float, float, float, float]:
         """dp: in every step the weights go out from the first GPU and all gradients come back to it."""

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distributed_training.planning.profile import BACKWARD_OVER, UPDATE
 from distributed_training.runtime.meters import Meter
 from distributed_training.training.callbacks import Callback
 from distributed_training.training.trainer import Trainer
 
-_MEMORY_STEPS = 3  # the first makes the optimizer's state, the second what is made once all state is there
+MEMORY_STEPS = 3  # the first makes the optimizer's state, the second what is made once all state is there
 _READY_STEPS = 2
 # What a mark ends.
 _PARTS = {
@@ -51,6 +52,8 @@ class Found:
     """(parameter, share of the backward pass that was over when its gradient was there)."""
     steps: int = 0
     """Steps that were timed."""
+    had_core: float = 1.0
+    """Share of that time in which the training thread ran: less on a machine with other work, on a CPU."""
 
 
 class Clock:
@@ -93,6 +96,7 @@ class Stopwatch(Callback):
         warmup: int = 2,
         details: bool = True,
         timed: bool = True,
+        memory_steps: int = MEMORY_STEPS,
         before_timing: Callable[[], None] = lambda: None,
     ) -> None:
         """
@@ -102,15 +106,17 @@ class Stopwatch(Callback):
             steps: how many to time: the same on all ranks.
             warmup: steps before those.
             details: parts of a step and single gradients too; not possible where a step is one CUDA graph.
-            timed: False ends after one step, which is for libraries to make their buffers.
+            timed: False ends when memory has been measured.
+            memory_steps: of which the last one is measured.
             before_timing: called once memory has been measured.
         """
         self.found = Found()
         self._meter, self._seconds, self._steps, self._warmup = meter, seconds, steps, warmup
         self._details, self._timed, self._before_timing = details, timed, before_timing
         self._done, self._over = 0, False
-        self._timing = 0 if meter is None else _MEMORY_STEPS if timed else 1
+        self._timing = 0 if meter is None else memory_steps
         self._ends_at: float | None = None
+        self._began = 0.0, 0.0
         self._readying: int | None = None
         self._hooks: list[Any] = []
         self._wrapped: list[tuple[Any, str]] = []
@@ -141,9 +147,10 @@ class Stopwatch(Callback):
             self._meter.peak()
             if self._details:
                 self._hook(self._look)
-                self._wrap(trainer.strategy, "step", before=lambda: None, after=lambda: self._look(-1))
+                self._wrap(trainer.strategy, "backward", lambda: None, self._look_at_the_end)
+                self._wrap(trainer.strategy, "step", lambda: None, lambda: self._look(UPDATE))
         elif self._done == self._timing:
-            self._look(-1)
+            self._look(UPDATE)
             self.found.peak = max(peak for _, peak in self.found.timeline)
             self._release()
             if self._timed:
@@ -155,6 +162,11 @@ class Stopwatch(Callback):
         assert self._meter is not None
         self.found.timeline.append((number, self._meter.peak()))
 
+    def _look_at_the_end(self) -> None:
+        """Of the backward pass: the most since the last gradient, and then what is there."""
+        self._look(UPDATE)
+        self._look(BACKWARD_OVER)
+
     def _timed_step(self, trainer: Trainer) -> None:
         since = self._done - self._timing
         if since < self._warmup:
@@ -164,12 +176,15 @@ class Stopwatch(Callback):
                 self._mark_parts(trainer)
             self._clock.mark("end")
             self._ends_at = time.monotonic() + self._seconds
+            self._began = time.perf_counter(), time.thread_time()
             return
         self._clock.mark("end")
         timed = since - self._warmup
         enough = timed >= self._steps if self._steps is not None else self._time_is_over(timed)
         if not enough:
             return
+        whole, own = time.perf_counter() - self._began[0], time.thread_time() - self._began[1]
+        self.found.had_core = own / whole
         self._read_times()
         self._release()
         if self._details and trainer.strategy.world_size == 1:

@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 from distributed_training.strategies.base import StepResult, StepSettings
 from distributed_training.strategies.fused import FUSABLE, DirectSteps, in_pieces
 
+_LARGE = 2**22  # numbers, of which one more reading and writing takes longer than a few launches
+
 
 class Gradients:
     """The gradients of an update: whole here, in the parameters. Strategies that divide them have their own kind."""
@@ -130,9 +132,9 @@ class Update:
             flag = torch.zeros((), device=gradients[0].device)  # no dimension, like Adam's own step counts
             if self._one is None or self._one.device != flag.device:
                 self._one = torch.ones_like(flag)
-            # The loss scaler's kernel with a scale of 1: one launch for all gradients.
             if _is_recorded(gradients):
-                (gradients,) = in_pieces([gradients], 96)
+                gradients = _to_look_at(gradients)
+            # The loss scaler's kernel with a scale of 1: one launch for all gradients.
             torch._amp_foreach_non_finite_check_and_unscale_(gradients, flag, self._one)
             return flag
         if watched is None:
@@ -190,6 +192,19 @@ def _bare_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
     while hasattr(step, "__wrapped__"):
         step = step.__wrapped__
     return step
+
+
+def _to_look_at(gradients: list[Tensor]) -> list[Tensor]:
+    """What is not finite if any gradient is not, for a recorded step, where launches are cheap.
+
+    Small gradients are cut, so that more of the GPU has work.
+
+    The kernel that looks writes what it has read. Of large gradients it looks at the largest number of each: that costs
+    one reading of them all, and no writing.
+    """
+    if sum(gradient.numel() for gradient in gradients) < _LARGE:
+        return in_pieces([gradients], 96)[0]
+    return [torch.stack(torch._foreach_norm(gradients, math.inf))]
 
 
 def _is_recorded(gradients: list[Tensor]) -> bool:

@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 
-from distributed_training.bench import fed_training
 from distributed_training.bench.choosing import choose
 from distributed_training.bench.fed_training import SOURCES
 from distributed_training.bench.figures import Figure, PartResult, Plot
 from distributed_training.bench.jobs import JOBS, Job
 from distributed_training.bench.loops import sized
 from distributed_training.bench.options import BenchOptions
-from distributed_training.bench.rotation import Forks
+from distributed_training.bench.rotation import Forks, Rotation, Start
 from distributed_training.bench.transport import ours, raw
 from distributed_training.bench.transport.base import CASES, Run, measure
 from distributed_training.runtime.device import choose_device
@@ -34,7 +33,8 @@ WAYS: dict[str, Run] = {
     "ours-tcp": ours.WAYS["ours, TCP"],
     "ours-shared": ours.WAYS["ours, shared memory"],
 }
-_TARGET = "distributed_training.bench.parts.feed:turn"
+_CARRYING = "distributed_training.bench.parts.feed:turn"
+_TRAINING = "distributed_training.bench.fed_training:run"
 _SIZES = {name.replace(" ", ""): name for name in CASES}  # as they are named on the command line
 _JOBS = {"cpu": ("mlp", "mlp-25m", "resnet18"), "cuda": ("resnet50-224",)}
 _CASES = [*_SIZES, *(f"training-{name}" for names in _JOBS.values() for name in names)]
@@ -49,14 +49,15 @@ def run(options: BenchOptions) -> PartResult:
     cases = choose(options.cases, _CASES, usual, "--cases")
     variants = choose(options.variants, [*WAYS, *SOURCES], [*WAYS, *SOURCES], "--variants")
     result = PartResult(name=NAME, title="Feed", about=ABOUT)
-    with Forks(_TARGET, options) as forks:
-        forks.ready()
-        for case in cases:
-            if case in _SIZES:
-                result.figures += _carrying(_SIZES[case], [name for name in variants if name in WAYS], options, forks)
-            else:
-                job, chosen = JOBS[case.removeprefix("training-")], [name for name in variants if name in SOURCES]
-                result.figures += _training(job, chosen, device, options, forks)
+    if sizes := [_SIZES[case] for case in cases if case in _SIZES]:
+        with Forks(_CARRYING, options) as forks:
+            forks.ready()
+            for size in sizes:
+                result.figures += _carrying(size, [name for name in variants if name in WAYS], options, forks)
+    for case in cases:
+        if case not in _SIZES:
+            job, chosen = JOBS[case.removeprefix("training-")], [name for name in variants if name in SOURCES]
+            result.figures += _training(job, chosen, device, options, result)
     result.plots = [
         Plot(title="Batches a second, to raw sockets", quantity=RATE),
         Plot(title="Time a step, to data in memory", quantity=TIME),
@@ -65,10 +66,8 @@ def run(options: BenchOptions) -> PartResult:
 
 
 def turn(**order: Any) -> dict[str, float]:
-    """One turn, in a fork: batches a second of one way, or the time of a step from one source."""
-    if "way" in order:
-        return {"rate": measure(WAYS[order["way"]], CASES[order["case"]], order["seconds"])}
-    return fed_training.turn(**order)
+    """One turn, in a fork: batches a second of one way."""
+    return {"rate": measure(WAYS[order["way"]], CASES[order["case"]], order["seconds"])}
 
 
 def _carrying(case: str, ways: list[str], options: BenchOptions, forks: Forks) -> list[Figure]:
@@ -87,15 +86,20 @@ def _carrying(case: str, ways: list[str], options: BenchOptions, forks: Forks) -
     return figures
 
 
-def _training(job: Job, sources: list[str], device: torch.device, options: BenchOptions, forks: Forks) -> list[Figure]:
+def _training(
+    job: Job, sources: list[str], device: torch.device, options: BenchOptions, result: PartResult
+) -> list[Figure]:
     job = sized(job, options)
     cuda = device.type == "cuda"
     workers = min(_GPU_WORKERS, max(1, (os.cpu_count() or 2) - 2)) if cuda else 1
     case = f"training {job.title}, batch {job.batch_size}, {workers} loader worker{'s' * (workers > 1)}"
     changes = {"batch_size": job.batch_size, "warm": job.warm, "steps": job.steps}
     common: dict[str, Any] = {"job": job.name, "changes": changes, "device": device.type, "workers": workers}
+    common["threads"] = job.threads or (0 if cuda else 1)  # on a CPU the loader has the other core
     fit = [name for name in sources if cuda or name != "resident"]
-    found = forks.measure({name: {**common, "source": name} for name in fit}, case)
+    with Rotation(options, case) as rotation:
+        found = rotation.measure({name: Start(_TRAINING, {**common, "source": name}) for name in fit})
+    result.skipped |= {f"{name} ({case})": why for name, why in rotation.failed.items()}
     reference = next((name for name in ("resident", "in-memory") if name in found), None)
     figures = [
         Figure(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from distributed_training.bench import formulas
 from distributed_training.bench.contest import Contest, check_processes, threads_each
 from distributed_training.bench.embedded import base_config, describe, in_memory, with_strategy
 from distributed_training.bench.facts import cores
@@ -15,7 +14,7 @@ from distributed_training.bench.rank_job import RankTask
 from distributed_training.config import Config
 from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.errors import BenchError
-from distributed_training.strategies import needs
+from distributed_training.strategies import formulas, needs
 from distributed_training.verify.subject import read_variant
 
 USUAL = (
