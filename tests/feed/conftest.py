@@ -95,10 +95,15 @@ class Nursery:
         batch_size: int = 16,
         namespace: str | None = None,
         home: Path | None = None,
+        spare_cores: int | None = None,
         **settings: Any,
     ) -> LoaderProcess:
-        """Start a loader, in a network namespace if one is named; below `home` it keeps a copy of the run."""
+        """Start a loader, in a network namespace if one is named; below `home` it keeps a copy of the run.
+
+        `spare_cores`: from so many cores on a frame may be sent while the next one is loaded.
+        """
         order = {"dataset": dataset, "batch_size": batch_size, "workers": workers, "settings": settings}
+        order |= {} if spare_cores is None else {"spare_cores": spare_cores}
         order |= {"link": [str(one) for one in link] if isinstance(link, list) else str(link), "log": str(log)}
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -60,6 +60,35 @@ class _Encoded:
         return {"image": bytes([index]) * (70 + index), "label": index % 7, "name": f"sample {index}"}
 
 
+class _Views:
+    """Samples that are views of rows of tensors and arrays: nothing random, nothing but numbers."""
+
+    def __init__(self, samples: int = 600, width: int = 3000) -> None:
+        self.rows = torch.randn(samples, width, generator=torch.Generator().manual_seed(1))
+        self.more = self.rows[:, :6].reshape(-1, 2, 3).to(torch.bfloat16)
+        self.arrays = self.rows[:, :7].double().numpy()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        return self.rows[index], self.more[index].T, self.arrays[index], float(index), index % 7, np.int32(index)
+
+
+class _Stepwise:
+    """Samples whose length depends on the step of the first epoch that they are in."""
+
+    def __init__(self) -> None:
+        plan = Plan(400, 16, 3)
+        self.steps = {sample: step for step in range(plan.steps_per_epoch) for sample in plan.ids(0, step).tolist()}
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((1000 + self.steps[index] // 12,), index, dtype=torch.float32), index
+
+
 _MAKERS: dict[str, Any] = {
     "arrays": _arrays,
     "plain": lambda: ArrayDataset(np.repeat(np.arange(64, dtype=np.float32), 5000).reshape(64, 5000), name="plain"),
@@ -67,6 +96,9 @@ _MAKERS: dict[str, Any] = {
     "many": lambda: _arrays(samples=12_000, width=100),
     "large": lambda: _arrays(samples=512, width=16 << 10),
     "samples": lambda: as_dataset(_Samples()),
+    "views": lambda: as_dataset(_Views()),
+    "long views": lambda: as_dataset(_Views(width=30_000)),
+    "stepwise": lambda: as_dataset(_Stepwise()),
     "slow": lambda: as_dataset(_Samples(seconds=0.002)),
     "encoded": lambda: as_dataset(_Encoded()),
     "bad": lambda: as_dataset(_Samples(bad=(37,))),

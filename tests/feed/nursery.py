@@ -1,7 +1,7 @@
 """A process that starts loaders for tests, each a fork of itself: torch is imported once, no thread of a test forked.
 
-Reads a JSON object a line: {"dataset", "batch_size", "link", "workers", "settings", "log", "namespace", "home"};
-answers with the loader's process id.
+Reads a JSON object a line: {"dataset", "batch_size", "link", "workers", "settings", "log", "namespace", "home"},
+and where both ways to send are to be tried "spare_cores"; answers with the loader's process id.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.feed.datasets import make_dataset, make_plan
 from tests.feed.namespaces import enter
 
 from distributed_training.config import CheckpointConfig
-from distributed_training.feed import Loader, LoaderSettings
+from distributed_training.feed import Loader, LoaderSettings, sender_choice
 from distributed_training.feed.answering import HomeDoor
 from distributed_training.feed.homecoming.home import Home
 from distributed_training.runtime.errors import DistributedTrainingError
@@ -53,6 +53,9 @@ def _load(order: dict) -> None:
         home = None
         if order.get("home"):
             home = Home(Path(order["home"]), "copy", CheckpointConfig(), limit=1 << 30, always=True)
+        if "spare_cores" in order:
+            sender_choice._SPARE_CORES = order["spare_cores"]
+            sender_choice._FRAMES, sender_choice._SECONDS = 2, 0.0
         Loader(dataset, plan, _way(order["link"]), workers=order["workers"], settings=settings, home=home).run()
         code = 0
     except DistributedTrainingError as error:

@@ -51,7 +51,7 @@ def server_for(name: str, **options: Any) -> FeedServer:
 
 
 @pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "sockets"])
-@pytest.mark.parametrize("name", ["arrays", "samples", "large"])
+@pytest.mark.parametrize("name", ["arrays", "samples", "large", "views"])
 def test_two_workers_bring_what_a_local_loader_reads(start_loader: StartLoader, name: str, shared: bool) -> None:
     with server_for(name, epochs=2) as server:
         loader = start_loader(server.link(), name, workers=2, shared_memory=shared)
@@ -71,6 +71,24 @@ def test_frames_that_grow_disturb_nothing(
         for epoch in range(2):
             assert fingerprint(server.source().batches(epoch)) == local("many", epoch)
         assert "is gone" not in caplog.text
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "sockets"])
+def test_samples_that_are_alike_only_within_a_step_arrive_too(start_loader: StartLoader, shared: bool) -> None:
+    with server_for("stepwise", epochs=1) as server:
+        loader = start_loader(server.link(), "stepwise", shared_memory=shared)
+        assert fingerprint(server.source().batches(0)) == local("stepwise")
+    assert "exit code 0" in loader.wait()
+
+
+@pytest.mark.parametrize("name", ["long views", "many", "large"])
+def test_what_is_sent_while_the_next_is_loaded_is_the_same(start_loader: StartLoader, name: str) -> None:
+    epochs = 3  # both ways take turns meanwhile
+    with server_for(name, epochs=epochs) as server:
+        loader = start_loader(server.link(), name, shared_memory=False, spare_cores=1)
+        for epoch in range(epochs):
+            assert fingerprint(server.source().batches(epoch)) == local(name, epoch)
+    assert "exit code 0" in loader.wait()
 
 
 class _Closing(FeedSource):

@@ -6,11 +6,14 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from distributed_training.data import ArrayDataset
+from distributed_training.data.base import LooseRows
 from distributed_training.feed.shared import Arena, Segments, host_id
 from distributed_training.feed.tensors import as_raw
+from distributed_training.runtime.errors import DataError
 from distributed_training.wire import PackedBatch, pack_batch
 
 
@@ -48,6 +51,37 @@ def test_rows_are_gathered_into_their_place() -> None:
     memory = segments.locate(*place, batch.size)
     assert memory is not None
     assert torch.equal(torch.frombuffer(memory[64:24064], dtype=torch.float64).view(3, 1000), dataset.fetch(ids))
+    arena.close()
+
+
+def loose(*shapes: int) -> PackedBatch:
+    samples = [torch.full((2, shape), at, dtype=torch.bfloat16).T for at, shape in enumerate(shapes)]
+    return pack_batch(0, 0, np.arange(len(shapes)), LooseRows(samples), adapt=as_raw)
+
+
+def test_samples_are_stacked_in_their_place() -> None:
+    batch = loose(50_000, 50_000, 50_000)
+    arena, segments = Arena(4 << 20), Segments()
+    place = arena.write([batch])
+    assert place is not None
+    memory = segments.locate(*place, batch.size)
+    assert memory is not None
+    rows = torch.frombuffer(memory[64 : 64 + 600_000], dtype=torch.bfloat16).view(3, 50_000, 2)
+    assert [row.unique().tolist() for row in rows] == [[0], [1], [2]]
+    arena.close()
+
+
+def test_samples_that_are_not_alike_leave_their_place_free() -> None:
+    arena = Arena(16 << 20)
+    first = arena.write([loose(50_000, 50_000)])
+    after = arena.write([loose(50_000, 50_000)])
+    assert first is not None
+    assert after is not None
+    for shapes in ((50_000, 50_001), (50_001, 50_000)):
+        with pytest.raises(DataError, match="do not fit together"):
+            arena.write([loose(*shapes)])
+    third = arena.write([loose(50_000, 50_000)])
+    assert third == (first[0], 2 * after[1] - first[1])  # the very next one
     arena.close()
 
 

@@ -7,7 +7,7 @@ source hands them to the training loop. The loop cannot tell a local loader from
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,6 +64,13 @@ class Dataset(ABC):
         they would be one by one. None where it would not. The key is that of a `KeyedDataset`."""
         return self.fetch(ids)
 
+    def fetch_loose(self, ids: np.ndarray, key: int) -> Any:
+        """As `fetch_steps`, with `LooseRows` in place of tensors that would have to be put together first.
+
+        Whoever only passes a batch on puts them together where they are to lie.
+        """
+        return self.fetch_steps(ids, key)
+
     def expect(self, plan: Plan, share: Share, epoch: int, start: int) -> None:  # noqa: B027 (for those that prepare)
         """A loader is about to read this share of an epoch from step `start` on."""
 
@@ -77,6 +84,12 @@ class StoredRows(NamedTuple):
 
     tensor: Tensor
     ids: np.ndarray
+
+
+class LooseRows(NamedTuple):
+    """Samples of one type that are to become the rows of a tensor. Whether they have one shape is not known yet."""
+
+    samples: Sequence[Tensor]
 
 
 @dataclass(frozen=True)

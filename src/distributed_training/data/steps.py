@@ -70,8 +70,8 @@ def read_blocks(
 ) -> Iterator[Block]:
     """Yield the steps [first, last) as they are fetched: many at once where samples lie in memory, else one by one.
 
-    A block has no more than `at_once` bytes, or one step. Not `gathered`, it holds `StoredRows`, for a dataset that
-    has them.
+    A block has no more than `at_once` bytes, or one step. Not `gathered`, it holds `StoredRows` or `LooseRows`, for a
+    dataset that has them.
     """
     size, key, step = plan.batch_size, derive_key(plan.seed, epoch), first
     planned = max(1, _IDS_AT_ONCE // size)
@@ -84,7 +84,7 @@ def read_blocks(
             steps = [some[at : at + size] for at in range(0, len(some), size)]
             own = [step_ids[share.rows(len(step_ids))] for step_ids in steps] if share.ranks > 1 else steps
             rows = np.concatenate(own) if share.ranks > 1 else some
-            data = _fetch(dataset, rows, key, len(steps)) if gathered else dataset.rows(rows)
+            data = (_fetch if gathered else _fetch_apart)(dataset, rows, key, len(steps))
             if data is not None:
                 yield Block(step, steps, own, data)
             else:
@@ -96,6 +96,14 @@ def read_blocks(
 def _fetch(dataset: Dataset, ids: np.ndarray, key: int, steps: int) -> Any:
     """The samples of so many steps; None where they have to be fetched step by step."""
     return fetch(dataset, ids, key) if steps == 1 else dataset.fetch_steps(ids, key)
+
+
+def _fetch_apart(dataset: Dataset, ids: np.ndarray, key: int, steps: int) -> Any:
+    """The same, not put together as far as the dataset can give that."""
+    rows = dataset.rows(ids)
+    if rows is not None:
+        return rows
+    return fetch(dataset, ids, key) if dataset.sample_bytes is None else dataset.fetch_loose(ids, key)
 
 
 def steps_fetched_together(dataset: Dataset, plan: Plan, at_once: int = _BYTES_AT_ONCE) -> int:

@@ -7,6 +7,7 @@ import inspect
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,14 @@ from torch.utils.data import Subset as TorchSubset
 from torch.utils.data import TensorDataset, default_collate
 
 from distributed_training.data.arrays import ArrayDataset
-from distributed_training.data.base import Dataset, KeyedDataset
+from distributed_training.data.base import Dataset, KeyedDataset, LooseRows
 from distributed_training.data.nested import map_tensors, tensors_in, values_in
 from distributed_training.data.plan import extend_key
 from distributed_training.data.randomness import claimed_generators, drew, global_generators_kept, seed_for_sample
 from distributed_training.runtime.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
+_dtype_of = attrgetter("dtype")
 _SURE = 2  # batches: a draw seen once may have been somebody else's
 
 
@@ -45,15 +47,15 @@ def collate_samples(rows: list[Any]) -> Any:
     return default_collate(rows) if usual is None else usual
 
 
-def _collate_usual(rows: list[Any]) -> Any:
-    """Samples that are tuples or dicts of tensors, or of numbers of one kind, as rows; None for all others."""
+def _collate_usual(rows: list[Any], stack: Callable[[Any], Any] = torch.stack) -> Any:
+    """Samples that are tuples or dicts of tensors, arrays, or numbers of one kind, as rows; None for all others."""
     kinds = set(map(type, rows))
     try:
         if kinds == {tuple}:
-            return [_column(values) for values in zip(*rows, strict=True)]
+            return [_column(values, stack) for values in zip(*rows, strict=True)]
         if kinds == {dict}:
-            return {key: _column([row[key] for row in rows]) for key in rows[0]}
-    except (_UnusualError, RuntimeError, ValueError, KeyError):
+            return {key: _column([row[key] for row in rows], stack) for key in rows[0]}
+    except (_UnusualError, RuntimeError, ValueError, KeyError, TypeError):
         pass
     return None
 
@@ -62,14 +64,25 @@ class _UnusualError(Exception):
     """Samples that only torch's own function can put together, or say why not."""
 
 
-def _column(values: Sequence[Any]) -> torch.Tensor:
+def _loose(values: Sequence[torch.Tensor]) -> LooseRows:
+    """To be stacked later, which keeps the type only where all have the same."""
+    if len(set(map(_dtype_of, values))) != 1:
+        raise _UnusualError
+    return LooseRows(values)
+
+
+def _column(values: Sequence[Any], stack: Callable[[Any], Any]) -> Any:
     kinds = set(map(type, values))
     if kinds == {torch.Tensor}:
-        return torch.stack(values)  # type: ignore[arg-type]
-    if kinds == {int}:
+        return stack(values)
+    if kinds == {np.ndarray}:
+        return stack([torch.as_tensor(value) for value in values])
+    if kinds == {int} or kinds == {bool}:
         return torch.tensor(values)
     if kinds == {float}:
         return torch.tensor(values, dtype=torch.float64)
+    if len(kinds) == 1 and issubclass(kinds.pop(), np.generic) and not isinstance(values[0], (str, bytes)):
+        return torch.as_tensor(values)
     raise _UnusualError
 
 
@@ -124,10 +137,16 @@ class TorchDataset(KeyedDataset):
         return batch
 
     def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
+        return self._fetch_rows(ids, key, torch.stack)
+
+    def fetch_loose(self, ids: np.ndarray, key: int) -> Any:
+        return self._fetch_rows(ids, key, _loose)
+
+    def _fetch_rows(self, ids: np.ndarray, key: int, stack: Callable[[Any], Any]) -> Any:
         own = (ids if self._index is None else self._index[ids]).tolist()
         start = time.perf_counter()
         try:
-            batch = _collate_usual(self._load(own, key))
+            batch = _collate_usual(self._load(own, key), stack)
         except DataError:
             return None  # it comes again in the step that it belongs to
         self._note(batch, len(own), time.perf_counter() - start)
@@ -136,8 +155,9 @@ class TorchDataset(KeyedDataset):
     def _note(self, batch: Any, rows: int, seconds: float) -> None:
         """What is known of the samples by now: whether those of many steps may be loaded together."""
         tensors = list(batch.values()) if isinstance(batch, dict) else batch
-        if isinstance(tensors, list) and all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            self.sample_bytes = max(1, sum([tensor.nbytes for tensor in tensors]) // rows)
+        if isinstance(tensors, list) and all(isinstance(tensor, (torch.Tensor, LooseRows)) for tensor in tensors):
+            sizes = [t.samples[0].nbytes * rows if isinstance(t, LooseRows) else t.nbytes for t in tensors]
+            self.sample_bytes = max(1, sum(sizes) // rows)
             self.sample_seconds = max(seconds / rows, 1e-9)
         else:
             self._by_rows, self.sample_bytes = False, None

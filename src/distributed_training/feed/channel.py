@@ -10,6 +10,7 @@ import os
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ _MOST_VIEWS = 512  # of one sendmsg; the system's own limit is 1024
 _RECORD = 16 << 10  # bytes of a TLS record
 _FEW_VIEWS, _CALL = 128, 1 << 20  # more than a few views of one sendmsg only up to so many bytes: each has its price
 _SEND_AT_ONCE = 4 << 20  # so that what arrives is looked at between
+_MOMENT = 10_000  # microseconds that a patient `flush` waits at most
 _WORTH_WAKING = 128 << 10  # bytes of a payload; each time takes the interpreter from whoever computes
 
 _SOCKETS: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -86,6 +88,7 @@ class Channel:
         self._least = 1
         self._out: list[memoryview] = []
         self._sent = 0  # bytes of the first view that are gone
+        self._flags = 0
         self._wrapping: Wrapping | None = None
         self._bare: list[memoryview] = []  # to be wrapped
 
@@ -110,6 +113,16 @@ class Channel:
     def encrypted(self) -> bool:
         """Whether what is sent has to be encrypted first."""
         return self._tls
+
+    def learn_patience(self) -> bool:
+        """From now on a `flush` may wait for a moment, in the system; False where that cannot be, with TLS."""
+        if self._tls or self._wrapping is not None:
+            return False
+        moment = struct.pack("@ll", 0, _MOMENT)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, moment)
+        os.set_blocking(self._socket.fileno(), True)
+        self._flags = socket.MSG_DONTWAIT  # of every other call
+        return True
 
     # -- TLS
 
@@ -140,9 +153,11 @@ class Channel:
     def _read(self, buffers: list[memoryview]) -> int | None:
         self._wanted_by_tls = 0
         try:
-            if len(buffers) > 1 and not self._tls:
-                return self._socket.recvmsg_into(buffers)[0]
-            return self._socket.recv_into(buffers[0])
+            if self._tls:
+                return self._socket.recv_into(buffers[0])
+            if len(buffers) > 1:
+                return self._socket.recvmsg_into(buffers, 0, self._flags)[0]
+            return self._socket.recv_into(buffers[0], 0, self._flags)
         except (BlockingIOError, ssl.SSLWantReadError):
             return None
         except ssl.SSLWantWriteError:
@@ -168,12 +183,15 @@ class Channel:
         """Pieces that are still to be sent."""
         return len(self._out) + len(self._bare)
 
-    def flush(self) -> int:
-        """Send what can be sent now; how many bytes that was."""
-        total = 0
+    def flush(self, *, patient: bool = False) -> int:
+        """Send what can be sent now, or, `patient`, within a moment; how many bytes that was.
+
+        One call that waits in the system takes the interpreter from other threads less often than several that do not.
+        """
+        total, flags = 0, 0 if patient else self._flags
         while (self._out or self._encode()) and total < _SEND_AT_ONCE:
             try:
-                sent, wanted = self._send_some()
+                sent, wanted = self._send_some(flags)
             except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError):
                 break
             total += sent
@@ -188,7 +206,7 @@ class Channel:
             self._out += self._wrapping.encode(self._bare)
         return bool(self._out)
 
-    def _send_some(self) -> tuple[int, int]:
+    def _send_some(self, flags: int) -> tuple[int, int]:
         """(bytes sent, bytes that were to be sent) of one call."""
         if self._tls:
             record = self._record()
@@ -202,7 +220,7 @@ class Channel:
                 break
         if self._sent:
             views[0] = views[0][self._sent :]
-        return self._socket.sendmsg(views), size
+        return self._socket.sendmsg(views, (), flags), size
 
     def _record(self) -> memoryview:
         """What goes into the next TLS record: a large view as it is, small ones together.
@@ -273,7 +291,7 @@ class Channel:
         """Let go of the connection. Safe to call twice."""
         with suppress(OSError, ValueError):  # a TLS socket that is closed already says the latter
             if self._wrapping is not None and not self.pending:
-                self._socket.send(self._wrapping.farewell())
+                self._socket.send(self._wrapping.farewell())  # nobody has learnt patience here
         with suppress(OSError):
             self._socket.close()
         self._out.clear()

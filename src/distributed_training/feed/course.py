@@ -60,8 +60,9 @@ class Piece:
     """Added to them they are the numbers of the feed."""
 
     def blocks(self, share: Share, *, gathered: bool) -> Iterator[Block]:
-        """The steps as they are fetched; not `gathered`: each as rows that lie where they lie."""
-        part, span, at_once = self.part, (self.epoch, self.first, self.last), RUN if gathered else _NAMED_AT_ONCE
+        """The steps as they are fetched; not `gathered`: as rows that lie where they lie, if it can be done."""
+        part, span = self.part, (self.epoch, self.first, self.last)
+        at_once = _NAMED_AT_ONCE if part.row and not gathered else RUN
         for block in read_blocks(part.dataset, part.kept, share, *span, at_once=at_once, gathered=gathered):
             block.first += self.offset
             yield block

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from distributed_training.feed.joining import Joined, LostError
 from distributed_training.feed.link_rate import LinkRate
 from distributed_training.feed.pairing import PairingLink
+from distributed_training.feed.sender_choice import SenderChoice
 from distributed_training.runtime.errors import DistributedTrainingError
 from distributed_training.wire import Chunk, Lost, PackedBatch, PeerError, Reason
 from distributed_training.wire.messages import (
@@ -59,7 +60,8 @@ class Outbox:
     """One connection of a worker. The loading thread calls `next_lease` and `put`; all else happens in this thread.
 
     Except sending: while this thread waits, the loading thread sends what it puts itself, as far as the system takes it
-    at once. To wake another thread for each frame takes the interpreter from loading, again and again.
+    at once. To wake another thread for each frame takes the interpreter from loading, again and again. Where there are
+    cores to spare that may be worth it for large frames: see `SenderChoice`.
     """
 
     def __init__(
@@ -94,6 +96,8 @@ class Outbox:
         self._blocked = 0
         self._left = 0.0
         self._home = home
+        self._choice = SenderChoice()
+        self._choice.possible = self._choice.possible and self._channel.learn_patience()
         for event in joined.early:
             self._event(event)
 
@@ -147,7 +151,10 @@ class Outbox:
             self._check()
             self._frames.append(frame)
             self._held += frame.size
-        self._send_here()
+        if frame.place is None and self._choice.put(time.monotonic(), frame.size):
+            self._channel.wake()
+        else:
+            self._send_here()
 
     def _send_here(self) -> None:
         """Send in the calling thread what can be sent at once; leave the rest, and all trouble, to the other one."""
@@ -228,7 +235,7 @@ class Outbox:
         while not connection.closed:
             size = channel.receive_into(connection.get_buffer())
             if size is None:
-                self._send_what_may_go()
+                self._send_what_may_go(patient=self._choice.aside)
                 return
             self._heard = time.monotonic()
             self.received_bytes += size
@@ -290,13 +297,13 @@ class Outbox:
         if not self.finished and not self._closing:
             raise LostError(f"{self._address} said goodbye: {goodbye.text}")
 
-    def _send_what_may_go(self) -> None:
+    def _send_what_may_go(self, *, patient: bool = False) -> None:
         connection, channel = self._connection, self._channel
         while True:
             while self._messages and connection.is_open:
                 connection.send(self._messages.popleft())
             channel.queue(connection.data_to_send())
-            self._flush()
+            self.sent_bytes += channel.flush(patient=patient)
             if channel.pending or not connection.is_open or not (self._queue_frame() or self._queue_chunk()):
                 break
         self._link.note(time.monotonic(), self.sent_bytes, self._link_is_slow)
@@ -310,9 +317,6 @@ class Outbox:
     def _link_is_slow(self) -> bool:
         """Whether something waits for the link; credit comes as fast as the link does, too."""
         return self._channel.pending or bool(self._frames)
-
-    def _flush(self) -> None:
-        self.sent_bytes += self._channel.flush()
 
     def _queue_chunk(self) -> bool:
         """Hand the next part of a file to the connection, if one was asked for and credit allows."""
@@ -356,5 +360,5 @@ class Outbox:
             self._blocked = blocked
             self._connection.send(Blocked(blocked))
             self._channel.queue(self._connection.data_to_send())
-            self._flush()
+            self.sent_bytes += self._channel.flush()
         return False

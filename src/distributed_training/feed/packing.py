@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from distributed_training.data.base import Share, StoredRows
+from distributed_training.data.base import LooseRows, Share, StoredRows
 from distributed_training.data.steps import Block
-from distributed_training.feed.rows import Rows
+from distributed_training.feed.rows import Loose, Rows
 from distributed_training.feed.tensors import as_raw
 from distributed_training.wire import PackedBatch, pack_batch
 from distributed_training.wire.batches import id_bytes
@@ -75,6 +75,8 @@ def _shapes_in(data: Any) -> Iterator[tuple[int, ...]]:
     """Shapes of the tensors of a batch, those that are not gathered included."""
     if isinstance(data, StoredRows):
         yield (len(data.ids), *data.tensor.shape[1:])
+    elif isinstance(data, LooseRows):
+        yield (len(data.samples), *data.samples[0].shape)
     elif isinstance(data, (tuple, list)):
         for value in data:
             yield from _shapes_in(value)
@@ -87,7 +89,7 @@ def _shapes_in(data: Any) -> Iterator[tuple[int, ...]]:
 
 def _part(buffer: Any, first: int, last: int, total: int) -> Any:
     """Some rows of a buffer of so many."""
-    if isinstance(buffer, Rows):
+    if isinstance(buffer, (Rows, Loose)):
         return buffer.part(first, last)
     width = len(buffer) // total
     return buffer[first * width : last * width]

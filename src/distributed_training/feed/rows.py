@@ -1,16 +1,20 @@
-"""Rows of a dataset in memory that travel without being gathered first: the copy that sends them gathers them.
+"""Rows that travel without being gathered first: the copy that sends them gathers them.
 
-On a socket the system reads each row from where it lies. In shared memory the rows are gathered right into their place.
+Rows of a dataset in memory (`Rows`): on a socket the system reads long ones from where they lie, and short ones are
+gathered a piece at a time, each sent while it is in the processor's cache. Samples that were loaded one by one
+(`Loose`) are put together once, where they are to lie. In shared memory both come right into their place.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from distributed_training.data.base import StoredRows
+from distributed_training.data.base import LooseRows, StoredRows
+from distributed_training.runtime.errors import DataError
 
 
 class _Bytes(NamedTuple):
@@ -66,13 +70,52 @@ class Rows:
         torch.index_select(self._bytes.rows, 0, torch.from_numpy(self._index), out=out)
 
 
+class Loose:
+    """The bytes of samples that are tensors of their own."""
+
+    __slots__ = ("_samples", "_shape", "_width")
+
+    def __init__(self, samples: Sequence[torch.Tensor], shape: torch.Size, width: int) -> None:
+        self._samples, self._shape, self._width = samples, shape, width
+
+    def __len__(self) -> int:
+        return len(self._samples) * self._width
+
+    def part(self, first: int, last: int) -> Loose:
+        """Some of the samples."""
+        return Loose(self._samples[first:last], self._shape, self._width)
+
+    def pieces(self) -> list[memoryview]:
+        """All of them in one piece."""
+        return [gathered(self)]
+
+    def gather(self, memory: np.ndarray) -> None:
+        """Put the samples together in memory of their size. DataError where they are not alike."""
+        samples, shape = self._samples, self._shape
+        if samples[0].shape != shape:  # torch would stack them and forget about `out`
+            raise DataError(f"samples of shape {tuple(samples[0].shape)} after some of {tuple(shape)}")
+        out = torch.from_numpy(memory).view(samples[0].dtype).view(len(samples), *shape)
+        try:
+            torch.stack(samples, out=out)  # type: ignore[arg-type]
+        except RuntimeError as error:  # one of another shape, on a GPU, sparse, with a gradient
+            raise DataError(f"samples that do not fit together: {error}") from error
+
+
+def loose_of(rows: LooseRows) -> Loose | None:
+    """The bytes of loose samples; None where they cannot be put together without looking at each."""
+    first = rows.samples[0]
+    if first.layout is not torch.strided or first.device.type != "cpu" or first.is_quantized:
+        return None
+    return Loose(rows.samples, first.shape, first.nbytes)
+
+
 def rows_of(stored: StoredRows) -> Rows | None:
     """The bytes of stored rows; None where they have to be gathered first."""
     known = _bytes_of(stored.tensor)
     return None if known is None else Rows(known, stored.ids)
 
 
-def gathered(buffer: memoryview | Rows) -> memoryview:
+def gathered(buffer: memoryview | Rows | Loose) -> memoryview:
     """A buffer in one piece."""
     if isinstance(buffer, memoryview):
         return buffer

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from distributed_training.feed.buffers import own_array
-from distributed_training.feed.rows import Rows
+from distributed_training.feed.rows import Loose, Rows
 from distributed_training.wire import PackedBatch
 
 logger = logging.getLogger(__name__)
@@ -118,17 +118,18 @@ class Arena:
         slot = segment.free_slot() if segment is not None else None
         if segment is None or slot is None:
             return None
-        segment.used[slot] = 1
         begin = at = slot * segment.slot + _HEAD
         for batch in batches:
             for buffer in batch.buffers:
                 if length := len(buffer):
-                    if isinstance(buffer, Rows):
+                    if isinstance(buffer, (Rows, Loose)):
                         buffer.gather(segment.bytes[at : at + length])
                     else:
                         segment.bytes[at : at + length] = np.frombuffer(buffer, np.uint8)
                     at += (length + 63) & -64
+        for batch in batches:
             batch.buffers = [_Placed(len(buffer)) for buffer in batch.buffers]  # type: ignore[misc]
+        segment.used[slot] = 1  # only now: samples that do not fit together leave it free
         return segment.number, begin
 
     def _larger(self, least: int) -> _Segment | None:

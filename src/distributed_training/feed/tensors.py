@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from distributed_training.data.base import StoredRows
-from distributed_training.feed.rows import rows_of
+from distributed_training.data.base import LooseRows, StoredRows
+from distributed_training.feed.rows import loose_of, rows_of
+from distributed_training.runtime.errors import DataError
 from distributed_training.wire.dtypes import BY_NAME, DType
 from distributed_training.wire.layouts import as_numpy
 from distributed_training.wire.tensors import Origin, RawTensor
@@ -25,6 +26,8 @@ def as_raw(item: Any) -> RawTensor | None:
     """A tensor as bytes. The memory is the tensor's own, unless it is not contiguous or not on the CPU."""
     if isinstance(item, StoredRows):
         return _rows_as_raw(item)
+    if isinstance(item, LooseRows):
+        return _loose_as_raw(item)
     if not isinstance(item, torch.Tensor):
         return None
     name = _NAMES.get(item.dtype)
@@ -41,6 +44,14 @@ def _rows_as_raw(item: StoredRows) -> RawTensor | None:
         return None
     shape = (len(item.ids), *item.tensor.shape[1:])
     return RawTensor(_NAMES[item.tensor.dtype], shape, rows)  # type: ignore[arg-type]
+
+
+def _loose_as_raw(item: LooseRows) -> RawTensor:
+    first = item.samples[0]
+    loose, name = loose_of(item), _NAMES.get(first.dtype)
+    if loose is None or name is None:  # put together, they are looked at one by one
+        raise DataError(f"samples of {first.dtype} on {first.device} have to be stacked first")
+    return RawTensor(name, (len(item.samples), *first.shape), loose)  # type: ignore[arg-type]
 
 
 def _as_raw(item: torch.Tensor, name: str | None) -> RawTensor | None:

@@ -21,9 +21,10 @@ from distributed_training.feed.joining import Joined, LostError, join_patiently
 from distributed_training.feed.outbox import Frame, Outbox
 from distributed_training.feed.packing import RUN, pack
 from distributed_training.feed.pairing import PairingLink
-from distributed_training.feed.rows import gathered
+from distributed_training.feed.rows import Loose, gathered
 from distributed_training.feed.settings import LoaderSettings
 from distributed_training.feed.shared import Arena
+from distributed_training.runtime.errors import DataError
 from distributed_training.wire import PackedBatch, Reason
 from distributed_training.wire.fields import Fact
 from distributed_training.wire.messages import Lease, Release, SampleFailed
@@ -80,6 +81,7 @@ class Worker:
         self._home, self._receives = work.home, receives
         self._batches = self._bytes = 0
         self._loading = 0.0
+        self._loosely = True  # until samples are seen that do not fit together as they are
 
     def run(self) -> None:
         """Work until the GPU side says that the run is over."""
@@ -131,10 +133,11 @@ class Worker:
                     self._load(lease, sending)
                 self._board.set("batches", self._batches + outbox.sent_batches)
                 self._board.set("bytes", self._bytes + outbox.sent_bytes)
-                self._board.set("loading", self._loading)
+                self._board.set("loading", self._loading + sending.stacking)
                 for name in ("epoch", "step", "queue", "waited", "loaders"):
                     self._board.set(name, getattr(outbox.progress, name))
         finally:
+            self._loading += sending.stacking
             sending.close()
 
     def _load(self, lease: Lease, sending: _Sending) -> None:
@@ -150,21 +153,30 @@ class Worker:
                 if outbox.needless(lease.lease):
                     return
                 if (lease.epoch, step) > outbox.position:  # else training is past it
-                    sending.add(pack(lease, block, seconds))
+                    self._send(lease, block, seconds, sending)
                 start = time.perf_counter()
         except (LostError, MemoryError):
             raise
         except Exception as error:
+            if isinstance(error, _UnlikeError):
+                step, self._loosely = error.step, False
             logger.debug("step %d of epoch %d cannot be loaded: %s", step, lease.epoch, error)
             sending.flush()
             self._load_one_by_one(lease, step, sending)
         sending.flush()
 
+    def _send(self, lease: Lease, block: Block, seconds: float, sending: _Sending) -> None:
+        """Have a block sent. _UnlikeError where its samples turn out not to be rows of one tensor."""
+        try:
+            sending.add(pack(lease, block, seconds))
+        except DataError as error:
+            raise _UnlikeError(str(error), block.first) from error
+
     def _blocks(self, lease: Lease, share: Share, shared: bool) -> Iterator[Block]:
-        """The steps of a lease; of a dataset that lies in memory as rows that are not gathered, if they are long."""
+        """The steps of a lease; those that can be gathered on their way are not gathered before."""
         for piece in self._course.pieces(lease.epoch, lease.first, lease.last):
             row = piece.part.row
-            as_they_lie = row > 0 if shared else row >= _ROW
+            as_they_lie = (row > 0 if shared else row >= _ROW) if row else self._loosely
             yield from piece.blocks(share, gathered=not as_they_lie)
 
     # -- samples that cannot be loaded
@@ -191,6 +203,14 @@ class Worker:
             sending.add(packed)
 
 
+class _UnlikeError(Exception):
+    """What was loaded from this step on cannot be put together as it is."""
+
+    def __init__(self, text: str, step: int) -> None:
+        super().__init__(text)
+        self.step = step
+
+
 def _without(lease: Lease, piece: Piece, ids: np.ndarray, bad: dict[int, str]) -> PackedBatch | None:
     """A step without its bad samples; None where nothing is left, or what is left does not fit together."""
     rest, step = ids[~np.isin(ids, list(bad))], piece.first + piece.offset
@@ -203,6 +223,10 @@ def _without(lease: Lease, piece: Piece, ids: np.ndarray, bad: dict[int, str]) -
         return None
 
 
+def _any_loose(batches: list[PackedBatch]) -> bool:
+    return any(isinstance(buffer, Loose) for packed in batches for buffer in packed.buffers)
+
+
 class _Sending:
     """Small batches are collected into frames; frames go through shared memory or compressed where that helps."""
 
@@ -213,15 +237,31 @@ class _Sending:
         self._batches: list[PackedBatch] = []
         self._size = self._steps = self._details = 0
         self._since = 0.0
+        self.stacking = 0.0
+        """Seconds spent on putting samples together, which is a part of loading them."""
+
+    def _took(self, batches: list[PackedBatch], seconds: float) -> None:
+        """So long it took to put the samples of these together."""
+        self.stacking += seconds
+        for packed in batches:
+            packed.head = (*packed.head[:4], packed.head[4] + seconds / len(batches))
 
     def add(self, batches: list[PackedBatch]) -> None:
         """Have batches sent soon."""
         self._compressor.bandwidth = self.outbox.bandwidth if self._arena is None else None
+        here = self._arena is not None
+        loose = _any_loose(batches)
+        if here and loose:
+            self.flush()  # what is collected is not to be lost with samples that do not fit together
         if not self._batches:
             self._since = time.perf_counter()
         for packed in batches:
-            if self._arena is None:
+            if not here:
                 self._compressor.apply(packed)
+                if loose:
+                    start = time.perf_counter()
+                    packed.buffers = [gathered(b) if isinstance(b, Loose) else b for b in packed.buffers]
+                    self._took([packed], time.perf_counter() - start)
             self._batches.append(packed)
             self._size += packed.size
             self._steps += packed.steps
@@ -229,20 +269,24 @@ class _Sending:
             full = self._size + packed.size > RUN  # if the next one is like this one
             if full or self._steps >= _MOST or self._details >= _DETAILS:
                 self.flush()
-        if self._batches and self.outbox.idle and time.perf_counter() - self._since > _SOON:
+        due = bool(self._batches) and self.outbox.idle and time.perf_counter() - self._since > _SOON
+        if due or (here and loose):  # put together before the dataset is asked again: it may use its memory again
             self.flush()
 
     def flush(self) -> None:
         """Send what was collected."""
         if self._batches:
-            place = None
-            if self._arena is not None:
-                place = self._arena.write(self._batches) if self._size >= _INLINE else None
-                if place is None:
-                    for packed in self._batches:
-                        packed.buffers = [gathered(buffer) for buffer in packed.buffers]
-            self.outbox.put(Frame(self.lease, self._batches, self._size, place))
+            batches, size, place = self._batches, self._size, None
             self._batches, self._size, self._steps, self._details = [], 0, 0, 0
+            if self._arena is not None:
+                start, loose = time.perf_counter(), _any_loose(batches)
+                place = self._arena.write(batches) if size >= _INLINE else None
+                if place is None:
+                    for packed in batches:
+                        packed.buffers = [gathered(buffer) for buffer in packed.buffers]
+                if loose:
+                    self._took(batches, time.perf_counter() - start)
+            self.outbox.put(Frame(self.lease, batches, size, place))
 
     def close(self) -> None:
         """Let go of shared memory."""

@@ -47,6 +47,9 @@ class Subset(KeyedDataset):
     def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
         return self.dataset.fetch_steps(self.ids[ids], key)
 
+    def fetch_loose(self, ids: np.ndarray, key: int) -> Any:
+        return self.dataset.fetch_loose(self.ids[ids], key)
+
     def repeats(self, ids: np.ndarray) -> bool:
         return repeats(self.dataset, self.ids[ids])
 

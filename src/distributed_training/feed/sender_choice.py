@@ -1,0 +1,56 @@
+"""Who sends what a worker has loaded: the loading thread itself, or the connection's own thread meanwhile.
+
+To leave a frame to the other thread takes the interpreter from loading a few times, but the copy into the socket is
+then made while the next frame is loaded. Whether that pays depends on the frames, the dataset and the cores there are:
+both ways are tried by turns, and the quicker one is kept for a while. Has no clock of its own.
+"""
+
+from __future__ import annotations
+
+import os
+
+_SPARE_CORES = 3
+"""Cores from which on one is to spare: the loading thread and the receiver have two, if it is on this machine."""
+_LARGE = 256 << 10  # bytes of a frame that may be worth it
+_FRAMES, _SECONDS = 8, 0.04  # of one turn, at least
+_TRIED = 4  # turns, both ways alike
+_KEPT = 60  # turns until both are tried again
+_GAIN = 1.05  # times as much must be sent, or the loading thread does it: training may be what sets the pace
+
+
+class SenderChoice:
+    """One connection's choice. The loading thread calls it; what it found may be read by any."""
+
+    def __init__(self, cores: int | None = None) -> None:
+        cores = len(os.sched_getaffinity(0)) if cores is None else cores
+        self.possible = cores >= _SPARE_CORES
+        """Whether there is anything to choose."""
+        self.aside = False
+        """Whether the other thread sends now."""
+        self._turn = self._frames = self._bytes = 0
+        self._since: float | None = None
+        self._rates = {False: 0.0, True: 0.0}
+
+    def put(self, now: float, size: int) -> bool:
+        """A frame of so many bytes is ready to be sent; whether to leave it to the other thread."""
+        if not self.possible or size < _LARGE:
+            return False
+        if self._since is None:
+            self._since = now
+        elif self._frames >= _FRAMES and now - self._since >= _SECONDS:
+            self._turn_over(now, now - self._since)
+        self._frames += 1
+        self._bytes += size
+        return self.aside
+
+    def _turn_over(self, now: float, seconds: float) -> None:
+        if self._turn < _TRIED:
+            self._rates[self.aside] += self._bytes / seconds
+        self._turn += 1
+        if self._turn < _TRIED:
+            self.aside = not self.aside
+        elif self._turn == _TRIED:
+            self.aside = self._rates[True] > _GAIN * self._rates[False]
+        elif self._turn >= _KEPT:
+            self._turn, self.aside, self._rates = 0, False, {False: 0.0, True: 0.0}
+        self._since, self._frames, self._bytes = now, 0, 0

@@ -1,0 +1,44 @@
+"""Who sends: the quicker of two ways is found by trying both; without a gain it is the loading thread."""
+
+from __future__ import annotations
+
+from distributed_training.feed.sender_choice import SenderChoice
+
+FRAME = 1 << 20
+
+
+def shares(here: float, aside: float, *, cores: int = 16, size: int = FRAME, frames: int = 3000) -> float:
+    """The share of frames that are left to the other thread, where a frame takes so many seconds either way."""
+    choice, now, left = SenderChoice(cores), 100.0, 0
+    for _ in range(frames):
+        if choice.put(now, size):
+            left += 1
+            now += aside
+        else:
+            now += here
+    return left / frames
+
+
+def test_the_quicker_way_is_kept() -> None:
+    assert shares(0.003, 0.002) > 0.9
+    assert shares(0.002, 0.003) < 0.1
+
+
+def test_without_a_gain_the_loading_thread_sends() -> None:
+    assert shares(0.002, 0.002) < 0.1
+    assert shares(0.002, 0.00195) < 0.1
+
+
+def test_there_is_no_choice_without_a_core_to_spare_nor_for_small_frames() -> None:
+    assert shares(0.003, 0.001, cores=2) == 0
+    assert shares(0.003, 0.001, size=64 << 10) == 0
+
+
+def test_what_was_found_is_found_anew_when_it_changes() -> None:
+    choice, now = SenderChoice(16), 0.0
+    found = []
+    for aside in (0.001, 0.01, 0.001):
+        for _ in range(4000):
+            now += aside if choice.put(now, FRAME) else 0.003
+        found.append(choice.aside)
+    assert found == [True, False, True]
