@@ -31,19 +31,23 @@ class Contest:
         self.skipped: dict[str, str] = {}
         self.facts: dict[str, dict[str, Any]] = {}
         """What rank 0 of each job said of itself."""
+        self.found: dict[str, list[dict[str, Any]]] = {}
+        """Peak memory and traffic of a step in each rank of each job, where they were asked for."""
         self.fresh = options.fresh
         """Whether every turn has a job of its own."""
         self._running: dict[str, RankJob] = {}
         self._steps: dict[str, int] = {}
         self._stack = ExitStack()
 
-    def start(self) -> None:
-        """Start every job once and find out how many steps make a turn."""
+    def start(self, *, memory: bool = False) -> None:
+        """Start every job once and find out how many steps make a turn, and before that perhaps its memory."""
         for number, (name, task) in enumerate(list(self.tasks.items())):
             self._options.say(f"starting {name} ({number + 1} of {len(self.tasks)})")
             try:
                 job = self._job(name)
                 self.facts[name] = job.facts
+                if memory:  # what is kept while time is measured would be used again, and look as if it were needed
+                    self.found[name] = job.turn(*_MEMORY_STEPS, kind="memory")
                 self._steps[name] = job.steps_for(_QUICK_TURN if self._options.quick else _TURN, _WARM)
             except BenchError as error:
                 self.skipped[name] = _short(str(error))

@@ -7,7 +7,7 @@ each rank, answers go into files.
 
 from __future__ import annotations
 
-import importlib
+import gc
 import json
 import os
 import sys
@@ -30,9 +30,9 @@ from distributed_training.config.load import literal
 from distributed_training.data import ArrayDataset
 from distributed_training.data.base import Splits
 from distributed_training.runtime.allocator import keep_freed_memory, return_freed_memory
-from distributed_training.runtime.imports import import_object
+from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.meters import Meter, meter_for, resident
-from distributed_training.strategies import STRATEGIES, needs
+from distributed_training.runtime.world import read_world
 from distributed_training.training import Callback
 from distributed_training.training.job import build_job, load_data
 
@@ -44,28 +44,32 @@ def main(folder: Path) -> None:
     """Train until there are no more orders."""
     task = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     config = Config.from_dict(literal(task["config"]))
-    _load_libraries(config.strategy.name)
     data = load_data(config)
     if task["in_memory"]:
         data = _in_memory(data)
+    device = choose_device(config.training.device, read_world().local_rank)
+    if device.type == "cpu":
+        _rehearse(config, data)
+    meter = meter_for(device)
     with build_job(config, run_dir=False, data=data) as job:
-        meter = meter_for(job.trainer.device)
-        model = sum(t.nbytes for t in (*job.trainer.model.parameters(), *job.trainer.model.buffers()))
-        if job.trainer.device.type == "cpu":
-            meter.base -= model  # it is there already
         job.trainer.callbacks.append(TakesTurns(folder, meter))
         job.trainer.train(job.train_data)
 
 
-def _load_libraries(strategy: str) -> None:
-    """Import all there is, and make a step of next to nothing: libraries are no memory of the training."""
-    import_object(STRATEGIES[strategy], "strategy.name")
-    if library := needs(strategy).library:
-        importlib.import_module(library)
-    layer = torch.nn.Linear(8, 8)
-    optimizer = torch.optim.AdamW(layer.parameters(), fused=True)
-    torch.nn.functional.cross_entropy(layer(torch.zeros(8, 8)), torch.zeros(8, dtype=torch.long)).backward()
-    optimizer.step()
+def _rehearse(config: Config, data: Splits) -> None:
+    """A step of the same training: what libraries load by then, and keep for good, is no memory of the training."""
+    with build_job(config, run_dir=False, data=data) as job:
+        job.trainer.callbacks.append(_OneStep())
+        job.trainer.train(job.train_data)
+    gc.collect()
+    return_freed_memory()
+
+
+class _OneStep(Callback):
+    """Stops after the first step."""
+
+    def on_step_end(self, trainer: Trainer, step: int, loss: Tensor) -> None:
+        trainer.stop("rehearsed")
 
 
 def _in_memory(data: Splits) -> Splits:

@@ -78,11 +78,11 @@ def run(options: BenchOptions) -> PartResult:
         raise BenchError("none of the strategies asked for is installed: " + "; ".join(skipped.values()))
     part = PartResult(name="strategies", title="Strategies", about=ABOUT)
     with Contest(tasks, options) as contest:
-        contest.start()
+        contest.start(memory=True)
         if not contest.names:
             raise BenchError("no strategy runs here: " + "; ".join(f"{k}: {v}" for k, v in contest.skipped.items()))
         speed = options.interleave(contest.turns())
-        memory = {name: contest.memory(name) for name in contest.names if not options.cut}
+        memory = {name: contest.found[name] for name in contest.names}
         skipped |= contest.skipped
     wire = {name: _wire(tasks[name], found, device, options) for name, found in memory.items()}
     case = f"{describe(config)}, {ranks} ranks"
