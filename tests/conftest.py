@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 # Before torch is imported anywhere: two cores, and some tests start processes of their own.
@@ -51,6 +52,16 @@ def _signals_kept() -> Iterator[None]:
     for number, handler in before.items():
         if signal.getsignal(number) is not handler:
             signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def _logging_kept() -> Iterator[None]:
+    """Commands decide where logs go, for the rest of their process; here others come after them."""
+    logger = logging.getLogger("distributed_training")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
