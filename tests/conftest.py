@@ -30,6 +30,11 @@ GRACE = 5.0  # seconds that something just closed may take to be gone
 
 def pytest_sessionstart() -> None:
     put_coverage_aside()
+    rank = os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
+    if rank is not None:  # ranks end side by side, and pytest would tidy up one folder for all of them
+        folder = Path(tempfile.gettempdir()) / f"rank-{rank}"
+        folder.mkdir(exist_ok=True)
+        os.environ["PYTEST_DEBUG_TEMPROOT"] = str(folder)
 
 
 @pytest.fixture(scope="session", autouse=True)

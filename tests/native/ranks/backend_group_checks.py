@@ -53,6 +53,7 @@ class TestPairs:
             assert senders == set(range(1, ranks))
         else:
             dist.send(own(rank, 1000), 0)
+        dist.barrier()  # or what a quick rank sends in the next test would be taken for one of these
 
     def test_in_both_directions_at_once(self) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
