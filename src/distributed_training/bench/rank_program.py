@@ -58,7 +58,9 @@ def main(folder: Path) -> None:
 
 def _rehearse(config: Config, data: Splits) -> None:
     """A step of the same training: what libraries load by then, and keep for good, is no memory of the training."""
-    with build_job(config, run_dir=False, data=data) as job:
+    return_freed_memory()
+    # By default it would be kept to be fast, and not be seen when the same training needs it again.
+    with build_job(config.replace(**{"run.allocator": "default"}), run_dir=False, data=data) as job:
         job.trainer.callbacks.append(_OneStep())
         job.trainer.train(job.train_data)
     gc.collect()
