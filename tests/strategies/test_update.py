@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from distributed_training.strategies.base import StepSettings
 from distributed_training.strategies.fused import DirectSteps, use_fused
-from distributed_training.strategies.update import Update
+from distributed_training.strategies.update import Update, _to_look_at
 
 
 def parameters() -> list[nn.Parameter]:
@@ -198,3 +199,13 @@ def test_gradients_that_one_kernel_cannot_check_are_checked_all_the_same(kind: s
         ((table(torch.tensor([1])) * factor).sum() + other.sum()).backward()
         assert bool(update(torch.tensor(1.0)).skipped) is skipped
         assert torch.equal(table.weight, before) is skipped
+
+
+@pytest.mark.parametrize("size", [10, 2**22])
+@pytest.mark.parametrize("value", [1.0, 3e38, float("nan"), float("inf"), float("-inf")])
+def test_what_a_recorded_step_looks_at_is_finite_if_all_gradients_are(size: int, value: float) -> None:
+    """Large gradients by the largest number of each, small ones as they are."""
+    gradients = [torch.ones(3), torch.ones(size)]
+    gradients[1][-1] = value
+    looked_at = _to_look_at(gradients)
+    assert all(tensor.isfinite().all() for tensor in looked_at) is math.isfinite(value)

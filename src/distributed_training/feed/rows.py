@@ -1,8 +1,7 @@
 """Rows that travel without being gathered first: the copy that sends them gathers them.
 
-Rows of a dataset in memory (`Rows`): on a socket the system reads long ones from where they lie, and short ones are
-gathered a piece at a time, each sent while it is in the processor's cache. Samples that were loaded one by one
-(`Loose`) are put together once, where they are to lie. In shared memory both come right into their place.
+Rows of a dataset in memory (`Rows`): on a socket the system reads each from where it lies. Samples that were loaded one
+by one (`Loose`) are put together once, where they are to lie. In shared memory both come right into their place.
 """
 
 from __future__ import annotations
