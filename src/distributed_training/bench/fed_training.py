@@ -7,7 +7,7 @@ done once (recording steps, compiling kernels) is done once. Loaders are forked 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -26,7 +26,7 @@ from distributed_training.feed.figures import Figures
 from distributed_training.training import Callback, Trainer
 
 SOURCES = ("in-memory", "resident", "split", "split-tcp")
-"""Where batches come from: arrays in this process, batches on the GPU, a loader by shared memory, a loader by TCP."""
+"""Where batches come from: arrays in this process, arrays on the GPU, a loader by shared memory, a loader by TCP."""
 _NUMBERS = 2**26  # that a dataset holds at most, unless that were too few batches
 _BATCHES = 16
 
@@ -65,24 +65,12 @@ class FedTurns(Callback):
         return time.perf_counter()
 
 
-class Resident(Loader):
-    """Batches that are on the GPU before training begins: what a step costs without any loading at all."""
-
-    def batches(self, epoch: int, start: int = 0) -> Iterator[Any]:
-        """The same batches every epoch, copied once."""
-        if not hasattr(self, "_kept"):
-            self._kept = list(super().batches(0, 0))
-            for _, batch in self._kept:
-                batch.data = tuple([tensor.cuda() for tensor in batch.data])
-        return iter(self._kept[start:])
-
-
 def run(
     orders: Orders, *, job: str, changes: dict[str, Any], source: str, device: str, workers: int, threads: int
 ) -> None:
     """Train without end on batches from one of SOURCES."""
     chosen, _ = prepare(job, changes, device, threads)
-    dataset = _dataset(chosen)
+    dataset = made_up(chosen)
     plan = Plan(len(dataset), chosen.batch_size, 0)
     with ExitStack() as stack:
         server: FeedServer | None = None
@@ -92,7 +80,7 @@ def run(
         _train(chosen, batches, device, FedTurns(orders, chosen, server.figures if server is not None else Figures))
 
 
-def _dataset(job: Job) -> ArrayDataset:
+def made_up(job: Job) -> ArrayDataset:
     """Made-up samples: vectors of floats, or images of bytes as they are stored."""
     numbers = np.random.default_rng(0)
     samples = max(_BATCHES * job.batch_size, min(16384, _NUMBERS // int(np.prod(job.shape))))
@@ -105,8 +93,7 @@ def _dataset(job: Job) -> ArrayDataset:
 
 
 def _local(source: str, dataset: ArrayDataset, plan: Plan, device: str) -> BatchSource:
-    kind = Resident if source == "resident" else Loader
-    return kind(dataset, plan, pin_memory=device == "cuda")
+    return Loader(dataset, plan, pin_memory=device == "cuda", resident="on" if source == "resident" else "off")
 
 
 def _train(job: Job, batches: BatchSource, device: str, turns: FedTurns) -> None:
