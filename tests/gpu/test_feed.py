@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,12 +16,16 @@ from tests.feed.test_feed import QUICK, server_for
 from tests.training.examples import assert_same_weights, config, trainer
 from torch import Tensor, nn
 
+from distributed_training.data import ArrayDataset, Plan
 from distributed_training.data import Loader as LocalLoader
+from distributed_training.data.ahead import copied_ahead
 from distributed_training.data.base import Batch
 from distributed_training.feed import BufferPool
-from distributed_training.feed.device import copied_ahead
+from distributed_training.feed.shared import Arena, Segments
+from distributed_training.feed.tensors import as_raw
 from distributed_training.runtime.errors import DataError
 from distributed_training.training import Callback, Trainer
+from distributed_training.wire import pack_batch
 
 CUDA = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
@@ -115,6 +120,45 @@ def test_memory_is_not_used_again_before_its_copy_is_done() -> None:
         sums.append((step, batch.data[0].sum(), batch.data[0].numel()))
         del batch
     assert [float(total) for _, total, _ in sums] == [step * count for step, _, count in sums]
+
+
+def test_shared_memory_is_pinned_and_not_used_again_before_its_copy_is_done() -> None:
+    """A worker that writes into whatever slot is free, and a GPU that is far behind."""
+    torch.zeros(1, device=CUDA)  # the process uses the GPU already
+    arena, segments = Arena(64 << 20), Segments()
+    sums = []
+    for value in range(60):
+        batch = pack_batch(0, 0, np.arange(3), torch.full((1 << 20,), value, dtype=torch.uint8), adapt=as_raw)
+        while (place := arena.write([batch])) is None:  # until a copy is done
+            segments._slots.look()
+        memory = segments.locate(*place, batch.size)
+        assert memory is not None
+        there = torch.frombuffer(memory[64 : 64 + (1 << 20)], dtype=torch.uint8)
+        assert there.is_pinned()
+        torch.cuda._sleep(5_000_000)
+        sums.append(there.to(CUDA, non_blocking=True).sum())
+        del memory, there
+    assert [int(total) for total in sums] == [value << 20 for value in range(60)]
+    arena.close()
+    segments.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_large_local_batches_are_copied_ahead(workers: int) -> None:
+    """The very samples of the plan, whoever loads them, also after an epoch that was left in the middle."""
+    images = np.random.default_rng(0).integers(0, 256, (96, 3, 160, 160), dtype=np.uint8)
+    dataset, plan = ArrayDataset((images, np.arange(96) % 7)), Plan(96, 16, 3)
+    loader = LocalLoader(dataset, plan, num_workers=workers, pin_memory=True, resident="off")
+    loader.device = CUDA
+    with closing(loader):
+        for epoch, stop in ((0, 6), (1, 3), (2, 6)):
+            for step, batch in itertools.islice(loader.batches(epoch), stop):
+                torch.cuda._sleep(5_000_000)
+                assert batch.data[0].is_cuda
+                assert batch.labels is not None
+                assert torch.equal(batch.data[0].cpu(), torch.from_numpy(images[batch.ids]))
+                assert torch.equal(batch.data[1].cpu(), batch.labels)
+                assert list(batch.ids) == list(plan.ids(epoch, step))
 
 
 def test_an_error_in_place_of_a_batch_comes_at_its_turn() -> None:

@@ -28,7 +28,7 @@ from distributed_training.training import Callback, Trainer
 SOURCES = ("in-memory", "resident", "split", "split-tcp")
 """Where batches come from: arrays in this process, arrays on the GPU, a loader by shared memory, a loader by TCP."""
 _NUMBERS = 2**26  # that a dataset holds at most, unless that were too few batches
-_BATCHES = 16
+_BATCHES = 64  # of large samples: with few, epochs end more often than in any training
 
 
 class FedTurns(Callback):

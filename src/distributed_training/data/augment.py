@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from distributed_training.config import AugmentConfig
-from distributed_training.data.nested import tensors_in
 from distributed_training.data.plan import derive_key, hash_ids
 from distributed_training.runtime.errors import DataError
 
@@ -30,10 +29,6 @@ class ImageTransform:
         self.draws = bool(config.crop or config.flip)
         """Whether a sample's number and the epoch have a say in what becomes of it."""
         self._statistics: tuple[Tensor, Tensor] | None = None
-
-    def passes(self, data: Any) -> bool:
-        """Whether data stays as it is."""
-        return self._plain and not any(t.dtype is torch.uint8 for t in tensors_in(data))
 
     def __call__(self, data: Any, ids: np.ndarray, epoch: int, *, training: bool) -> Any:
         """`data` with its images transformed; random parts only in training."""

@@ -114,8 +114,8 @@ class Batch:
     """True where this rank has no share in the step: the sample here is another rank's and counts for nothing."""
     skipped: np.ndarray | None = None
     """Samples that the plan has for this step and that are not here, as they could not be loaded."""
-    host: Any = None
-    """The same data on the CPU, where the source has brought `data` to the device already."""
+    labels: torch.Tensor | None = None
+    """What may be class labels, on the CPU, where the source has brought `data` to the device already."""
 
     @property
     def rows(self) -> int:

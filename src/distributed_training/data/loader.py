@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchBase
 
+from distributed_training.data.ahead import copied_if_large
 from distributed_training.data.base import Batch, BatchSource, Dataset, Share
 from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.randomness import claim_generators
@@ -84,8 +85,11 @@ class Loader(BatchSource):
         if self._num_workers:
             if self._workers is not None and self._workers.dataset._share != self.share:  # type: ignore[attr-defined]
                 self.close()  # they were made for another rank's part
-            return self._from_workers(epoch, start)
-        return self._in_process(epoch, start)
+            batches = self._from_workers(epoch, start)
+        else:
+            batches = self._in_process(epoch, start)
+        on_gpu = self.device is not None and self.device.type == "cuda"
+        return copied_if_large(batches, self.device) if on_gpu else batches  # type: ignore[arg-type]
 
     def in_order(self) -> Loader:
         """A loader of the same data with every sample once, in the dataset's order. Close it separately."""

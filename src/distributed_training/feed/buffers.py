@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from distributed_training.data.ahead import may_be_read
+
 _ALIGNMENT = 64
 _SMALLEST = 16 << 10
 _PIECES = 8  # sizes between two powers of two: at most an eighth of a block is unused
@@ -60,7 +62,7 @@ class BufferPool:
     def _returned(self, block: np.ndarray) -> None:
         with self._lock:
             self.used_bytes -= len(block)
-            if self.pinned:  # a copy to the GPU may still be reading it
+            if self.pinned and may_be_read():
                 event = torch.cuda.Event()
                 event.record()
                 self._events.append((event, block))

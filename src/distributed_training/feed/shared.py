@@ -3,8 +3,8 @@
 A worker makes a segment without a name (memfd), seals its size, and writes each frame's payload into a slot. The GPU
 side maps it through /proc, after it has seen that it is such a segment, of the same user, that can never shrink: so
 no peer can make a read fail. Each slot begins with a word that says whether it is in use; the GPU side clears it when
-the last tensor that looks at the slot is gone. Nothing has a name in the file system, so nothing is left behind,
-however the processes end.
+the last tensor that looks at the slot is gone. The next word has the slot's size, so that it can be pinned. Nothing
+has a name in the file system, so nothing is left behind, however the processes end.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from distributed_training.feed.buffers import own_array
+from distributed_training.feed.pinning import PinnedSlots
 from distributed_training.feed.rows import Loose, Rows
 from distributed_training.wire import PackedBatch
 
@@ -84,6 +85,7 @@ class _Segment:
             os.close(self.fd)
             raise
         self.used = self.bytes.view(np.uint32)[:: slot // 4]
+        self.sizes = self.bytes.view(np.uint32)[1 :: slot // 4]
         """A word for each slot, not 0 while it is in use."""
         self.number = (os.getpid() << _FD_BITS | self.fd) << _INODE_BITS | os.fstat(self.fd).st_ino & _INODES
         """Where the other side finds it: process and file descriptor; the inode proves that it is the same one."""
@@ -129,6 +131,7 @@ class Arena:
                     at += (length + 63) & -64
         for batch in batches:
             batch.buffers = [_Placed(len(buffer)) for buffer in batch.buffers]  # type: ignore[misc]
+        segment.sizes[slot] = segment.slot // _PAGE
         segment.used[slot] = 1  # only now: samples that do not fit together leave it free
         return segment.number, begin
 
@@ -169,6 +172,7 @@ class Segments:
     def __init__(self) -> None:
         self._segments: dict[int, np.ndarray] = {}
         self._lent: dict[int, Any] = {}
+        self._slots = PinnedSlots()
 
     def locate(self, number: int, begin: int, size: int) -> memoryview | None:
         """The payload at a place that the worker named (the form that `wire` takes); None where there is none."""
@@ -182,10 +186,19 @@ class Segments:
             self._segments[number] = segment
         if begin < _HEAD or begin + size > len(segment):
             return None
+        self._slots.look()
         lent = own_array(segment.data[begin : begin + size])
         key = id(lent)
-        self._lent[key] = weakref.ref(lent, _freeing(self._lent, key, segment[begin - _HEAD : begin].view(np.uint32)))
+        word = segment[begin - _HEAD : begin].view(np.uint32)
+        pinned = self._pin(segment, begin - _HEAD, size + _HEAD, int(word[1]) * _PAGE)
+        self._lent[key] = weakref.ref(lent, _freeing(self._lent, key, word, self._slots if pinned else None))
         return lent.data
+
+    def _pin(self, segment: np.ndarray, begin: int, needed: int, slot: int) -> bool:
+        """Pin the slot, if what the other side says of its size can be."""
+        if begin % _PAGE or needed > slot or begin + slot > len(segment):
+            return False
+        return self._slots.pin(segment, begin, slot)
 
     def close(self) -> None:
         """Forget all segments; each is unmapped when nobody looks at it any more."""
@@ -211,9 +224,12 @@ class Segments:
         return None
 
 
-def _freeing(lent: dict[int, Any], key: int, word: np.ndarray) -> Callable[[Any], None]:
+def _freeing(lent: dict[int, Any], key: int, word: np.ndarray, slots: PinnedSlots | None) -> Callable[[Any], None]:
     def free(_: Any) -> None:
         lent.pop(key, None)
-        word[0] = 0
+        if slots is not None:
+            slots.let_go(word)
+        else:
+            word[0] = 0
 
     return free

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from distributed_training.data.ahead import copied_ahead
 from distributed_training.data.base import Batch, BatchSource, Share
 from distributed_training.data.plan import Plan
-from distributed_training.feed.device import copied_ahead
 from distributed_training.feed.figures import Figures
 from distributed_training.feed.hub import Hub
 from distributed_training.feed.waiting import StoppedWaiting

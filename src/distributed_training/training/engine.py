@@ -19,7 +19,7 @@ from distributed_training.data.augment import ImageTransform
 from distributed_training.data.base import Batch
 from distributed_training.data.device_transform import DeviceTransform, Transform
 from distributed_training.data.nested import to_device
-from distributed_training.data.resident import ResidentRows, Table
+from distributed_training.data.resident import ResidentRows
 from distributed_training.data.sources import device_part
 from distributed_training.runtime.imports import import_object
 from distributed_training.strategies.base import StepSettings, Strategy
@@ -93,17 +93,14 @@ class Engine:
         """How many targets the loss of placed data is the mean of; None where each sample counts once."""
         return self.targets.count(data)
 
-    def takes_as_it_is(self, data: Any) -> bool:
-        """Whether `place` does nothing to this data but to bring it to the device."""
-        return self._own_transform is None and self._transform.passes(data)
+    @property
+    def transforms_alone(self) -> bool:
+        """Whether what `place` makes of samples depends on nothing but them: it may be part of a recorded step."""
+        return self._own_transform is None and not self._transform.draws
 
-    def can_be_gathered_later(self, data: Any) -> bool:
-        """Whether data lies on the device and all that `place` does to it depends on nothing else."""
-        return isinstance(data, ResidentRows) and self._own_transform is None and not self._transform.draws
-
-    def gather(self, table: Table, places: Tensor) -> Any:
-        """What `place` gives for rows from places of the window that the device knows: for a step that is recorded."""
-        return self._transform(table.gather(table.ids.index_select(0, places)), np.empty(0), 0, training=True)
+    def transform(self, data: Any) -> Any:
+        """What `place` makes of samples on the device, where it `transforms_alone`."""
+        return self._transform(data, np.empty(0), 0, training=True)
 
     def answer(self, data: Any, *, need_loss: bool = True) -> Answer:
         """What the model says about placed data. To be called inside `autocast`."""

@@ -33,10 +33,11 @@ class Inputs(Protocol):
 
 
 class Buffers:
-    """Inputs that are copied to a fixed place; they may come from the host."""
+    """Inputs that are copied to a fixed place; they may come from the host, and be transformed by the step."""
 
-    def __init__(self, data: Any, batch: Batch) -> None:
-        self._data = map_tensors(torch.clone, data)
+    def __init__(self, data: Any, batch: Batch, engine: Engine) -> None:
+        self._engine = engine
+        self._data = map_tensors(lambda tensor: tensor.to(engine.strategy.device, copy=True), data)
         self._buffers = list(tensors_in(self._data))
         self._sizes = (len(self._buffers), batch.rows, batch.step_size, batch.padding)
 
@@ -51,7 +52,7 @@ class Buffers:
             buffer.copy_(tensor, non_blocking=True)
 
     def read(self) -> Any:
-        return self._data
+        return self._engine.transform(self._data) if self._engine.transforms_alone else self._data
 
     def done(self) -> None:
         pass
@@ -78,7 +79,8 @@ class Window:
         self._next = data.start + data.count
 
     def read(self) -> Any:
-        return self._engine.gather(self._rows.table, self._places)
+        table = self._rows.table
+        return self._engine.transform(table.gather(table.ids.index_select(0, self._places)))
 
     def done(self) -> None:
         self._places += self._rows.count
@@ -159,7 +161,9 @@ class StepRecorder:
 
 def make_inputs(rows: Any, data: Any, batch: Batch, engine: Engine) -> Inputs:
     """Where the inputs of a recorded step come from: `rows` as the step was given them, `data` placed on the device."""
-    return Window(rows, batch, engine) if engine.can_be_gathered_later(rows) else Buffers(data, batch)
+    if not engine.transforms_alone:
+        return Buffers(data, batch, engine)
+    return Window(rows, batch, engine) if isinstance(rows, ResidentRows) else Buffers(rows, batch, engine)
 
 
 def shape_of(data: Any, batch: Batch) -> str:

@@ -38,10 +38,10 @@ class TrainStep:
     def place(self, batch: Batch, epoch: int, step: int, *, may_stay: bool = False) -> Any:
         """The batch's data on the device, and all generators where they belong in this step.
 
-        `may_stay`: what needs no work on the device may be given as it is, for somebody who copies it there.
+        `may_stay`: it may be given as it came, for somebody who copies and transforms it.
         """
         self._seed_step(epoch, step)
-        if may_stay and (self._engine.can_be_gathered_later(batch.data) or self._engine.takes_as_it_is(batch.data)):
+        if may_stay and self._engine.transforms_alone:
             return batch.data
         return self._engine.place(batch, epoch, training=True)
 
@@ -135,11 +135,12 @@ def _weighted(loss: Tensor, own: Tensor | None, whole: Tensor | None, share: flo
 
 def check_labels(batch: Batch, classes: int) -> None:
     """Refuse class labels outside [0, classes) before a GPU sees them: there they would end the whole process."""
-    data = batch.data if batch.host is None else batch.host
+    data, targets = batch.data, batch.labels
     if isinstance(data, ResidentRows):
         _check_all_labels(data.table, classes)
         return
-    targets = data[1] if isinstance(data, (tuple, list)) and len(data) > 1 else None
+    if targets is None and isinstance(data, (tuple, list)) and len(data) > 1:
+        targets = data[1]
     if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1 or targets.is_cuda:
         return
     wrong = ((targets < 0) & (targets != -100)) | (targets >= classes)
