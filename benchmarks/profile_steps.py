@@ -153,7 +153,8 @@ def between(stamps: list[tuple[torch.cuda.Event, torch.cuda.Event]]) -> dict[str
     gaps = [1000 * before[1].elapsed_time(after[0]) for before, after in pairs]
     return {
         "step": 1000 * stamps[0][0].elapsed_time(stamps[-1][0]) / len(pairs),
-        "idle_between": statistics.fmean(gaps),
+        "idle_between": statistics.median(gaps),
+        "mean_idle_between": statistics.fmean(gaps),
         "longest_idle_between": max(gaps),
     }
 
@@ -172,7 +173,8 @@ def show(case: str, size: int, found: dict[str, Any]) -> None:
         return
     print("\n| us a step | |\n|---|---|")
     print(f"| from begin to begin | {found['step']:.1f} |")
-    print(f"| between two replays | {found['idle_between']:.1f} (the longest {found['longest_idle_between']:.1f}) |")
+    print(f"| between two replays, median | {found['idle_between']:.1f} |")
+    print(f"| mean, longest | {found['mean_idle_between']:.1f}, {found['longest_idle_between']:.1f} |")
     print(f"| one replay, under the profiler | {found['replay']:.1f} |")
     print(f"| idle between the {found['kernels_a_step']:.0f} kernels of a step | {found['idle_within']:.1f} |")
     print(f"| kernels outside of the recorded step | {found['outside_of_replays']:.1f} |")

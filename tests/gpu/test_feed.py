@@ -66,7 +66,7 @@ def test_a_cache_and_a_transform_on_the_device(start_loader: StartLoader, in_tmp
         assert server.figures().cached == 2 * server.hub.steps_per_epoch
 
 
-def test_batches_arrive_on_the_device_with_what_they_were_copied_from(start_loader: StartLoader) -> None:  # noqa: F811
+def test_batches_arrive_on_the_device_with_their_labels_on_the_host(start_loader: StartLoader) -> None:  # noqa: F811
     dataset = make_dataset("large")
     local = LocalLoader(dataset, make_plan(dataset))
     with server_for("large", epochs=1) as server:
@@ -76,10 +76,11 @@ def test_batches_arrive_on_the_device_with_what_they_were_copied_from(start_load
         source.device = CUDA
         for (step, batch), (expected_step, expected) in zip(source.batches(0), local.batches(0)):
             assert step == expected_step
-            for moved, host, right in zip(batch.data, batch.host, expected.data):
+            for moved, right in zip(batch.data, expected.data):
                 assert moved.device == CUDA
-                assert host.is_pinned()
                 assert torch.equal(moved.cpu(), right)
+            assert batch.labels is not None
+            assert torch.equal(batch.labels, expected.data[1])
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
