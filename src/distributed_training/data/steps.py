@@ -20,6 +20,8 @@ _IDS_AT_ONCE = 2**15
 _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2**20
 _SECONDS_AT_ONCE = 0.005
+# Many more that are loaded one by one would outlive collections of garbage, which then has to look through all of them.
+_ROWS_AT_ONCE = 512
 
 
 @dataclass(slots=True)
@@ -112,5 +114,6 @@ def steps_fetched_together(dataset: Dataset, plan: Plan, at_once: int = _BYTES_A
         return 1
     most = at_once // max(dataset.sample_bytes * plan.batch_size, 1)
     if dataset.sample_seconds:
-        most = min(most, int(_SECONDS_AT_ONCE / (dataset.sample_seconds * plan.batch_size)))
+        rows = min(_ROWS_AT_ONCE, int(_SECONDS_AT_ONCE / dataset.sample_seconds))
+        most = min(most, rows // plan.batch_size)
     return max(1, min(_STEPS_AT_ONCE, most))
