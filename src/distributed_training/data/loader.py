@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchBase
 
 from distributed_training.data.base import Batch, BatchSource, Dataset, Share
+from distributed_training.data.placing import PINNED
 from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.randomness import claim_generators
 from distributed_training.data.resident import make_resident
@@ -109,8 +110,8 @@ class Loader(BatchSource):
         self._table = _NOT_ASKED
 
     def _in_process(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
-        pin = torch.Tensor.pin_memory if self._pin_memory else None
-        return read_steps(self.dataset, self.plan, self.share, epoch, start, self.steps_per_epoch, pin)
+        memory = PINNED if self._pin_memory else None
+        return read_steps(self.dataset, self.plan, self.share, epoch, start, self.steps_per_epoch, memory)
 
     def _from_workers(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
         self._cursor.epoch, self._cursor.start = epoch, start

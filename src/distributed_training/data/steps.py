@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from distributed_training.data.base import Batch, Dataset, Share
-from distributed_training.data.nested import map_tensors, split_sizes
+from distributed_training.data.nested import split_sizes
+from distributed_training.data.placing import Memory, place
 from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.torch_dataset import fetch
 
@@ -50,13 +50,23 @@ def read_steps(
     epoch: int,
     first: int,
     last: int,
-    prepare: Callable[[Tensor], Tensor] | None = None,
+    memory: Memory | None = None,
 ) -> Iterator[tuple[int, Batch]]:
-    """Yield (step, this share of the batch) of the steps [first, last); `prepare` is applied to all tensors."""
-    for block in read_blocks(dataset, plan, share, epoch, first, last):
-        if prepare is not None:
-            block.data = map_tensors(prepare, block.data)
-        yield from block.batches(share)
+    """Yield (step, this share of the batch) of the steps [first, last), in this memory or in any."""
+    for block in read_blocks(dataset, plan, share, epoch, first, last, gathered=memory is None):
+        for part in [block] if memory is None else _placed(block, memory, dataset, derive_key(plan.seed, epoch)):
+            yield from part.batches(share)
+
+
+def _placed(block: Block, memory: Memory, dataset: Dataset, key: int) -> Iterator[Block]:
+    """The block in this memory; step by step where its samples do not fit together, which says whose fault it is."""
+    try:
+        block.data = place(block.data, memory)
+    except RuntimeError:
+        for at, (whole, part) in enumerate(zip(block.steps, block.own), block.first):
+            yield Block(at, [whole], [part], place(fetch(dataset, part, key), memory))
+    else:
+        yield block
 
 
 def read_blocks(
