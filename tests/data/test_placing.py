@@ -70,16 +70,22 @@ DATASETS = {
     "samples that draw": lambda: as_dataset(Samples(noisy)),
     "samples in dicts": lambda: as_dataset(Samples(lambda at: {"x": np.full(2, at), "y": torch.tensor(at)})),
     "samples with strides": lambda: as_dataset(Samples(lambda at: (IMAGES[at], at))),
-    "samples with a gradient": lambda: as_dataset(Samples(lambda at: (torch.full((2,), float(at), requires_grad=True),))),
+    "samples with a gradient": lambda: as_dataset(
+        Samples(lambda at: (torch.full((2,), float(at), requires_grad=True),))
+    ),
     "single tensors": lambda: as_dataset(Samples(lambda at: torch.tensor([at]))),
     "texts": lambda: as_dataset(Samples(lambda at: (torch.tensor([at]), str(at)))),
     "a function": lambda: PreprocessedDataset(ArrayDataset(ARRAYS), lambda row: (row[0] * 2 + torch.rand(()), row[1])),
 }
 
 
-def read(dataset: Dataset, memory: Memory | None, *, size: int, share: Share, first: int = 0) -> list[tuple[int, Batch]]:
+def read(
+    dataset: Dataset, memory: Memory | None, *, size: int, share: Share, first: int = 0
+) -> list[tuple[int, Batch]]:
     plan = Plan(53, size, seed=3)
-    return [one for epoch in (0, 1) for one in read_steps(dataset, plan, share, epoch, first, plan.steps_per_epoch, memory)]
+    return [
+        one for epoch in (0, 1) for one in read_steps(dataset, plan, share, epoch, first, plan.steps_per_epoch, memory)
+    ]
 
 
 @pytest.mark.parametrize("share", [Share(), Share(1, 3)], ids=["whole", "a third"])
@@ -116,11 +122,10 @@ def test_samples_are_copied_once_more_in_the_first_step_alone() -> None:
 
 def test_samples_that_do_not_fit_together_are_named_in_their_step() -> None:
     dataset = as_dataset(Samples(lambda at: (torch.zeros(1 + (at >= 42)), at)))
-    plan, seen = Plan(53, 4, shuffle=False), []
+    steps = read_steps(dataset, Plan(53, 4, shuffle=False), Share(), 0, 0, 14, Arena().memory)
+    assert [next(steps)[0] for _ in range(10)] == list(range(10))
     with pytest.raises(DataError, match=r"Samples: collating samples \[40, "):
-        for step, batch in read_steps(dataset, plan, Share(), 0, 0, 14, Arena().memory):
-            seen.append((step, batch.ids.tolist()))
-    assert seen == [(step, plan.ids(0, step).tolist()) for step in range(10)]
+        next(steps)
 
 
 def test_samples_that_fit_within_each_step_are_put_together_step_by_step() -> None:

@@ -417,7 +417,9 @@ class TestWhatIsSeeded:
 
     @pytest.mark.parametrize("how", HOW[:3])
     def test_only_what_is_drawn_from_is_seeded(self, how: str) -> None:
-        draw = {"random": random.random, "numpy": np.random.standard_normal, "torch": lambda: torch.rand(()).item()}[how]
+        draw = {"random": random.random, "numpy": np.random.standard_normal, "torch": lambda: torch.rand(()).item()}[
+            how
+        ]
         asked = []
 
         class Drawing(Squares):

@@ -1,4 +1,4 @@
-"""Batches that are put together in pinned memory: the same as elsewhere, and not overwritten while a copy reads them."""
+"""Batches put together in pinned memory: the same as elsewhere, and not overwritten while a copy reads them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The states of the global generators of random, numpy and torch: read, compared and put back.
 
-To read the states of the first two takes long, as they are made into Python numbers one by one. They are read again only
-where the memory of the generator has changed; on an interpreter where that cannot be seen they are read every time.
+To read the states of the first two takes long, as they are made into Python numbers one by one. They are read again
+only where the memory of the generator has changed; on an interpreter where that cannot be seen, every time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _body(thing: Any, kind: type) -> bytes:
     return ctypes.string_at(id(thing) + object.__basicsize__, kind.__basicsize__ - object.__basicsize__)
 
 
-def _python_memory(generator: random.Random) -> tuple[bytes, Any]:
+def _python_memory(generator: Any) -> tuple[bytes, Any]:
     return _body(generator, random.Random.__base__ or random.Random), generator.gauss_next
 
 

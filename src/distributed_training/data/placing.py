@@ -51,7 +51,9 @@ def _gather(rows: StoredRows, memory: Memory) -> Tensor:
     tensor, index = rows.tensor, torch.from_numpy(rows.ids)
     if tensor.dtype in UNSIGNED:
         return memory.copy(gather_rows(tensor, index))
-    return torch.index_select(tensor, 0, index, out=memory.empty((len(rows.ids), *tensor.shape[1:]), dtype=tensor.dtype))
+    return torch.index_select(
+        tensor, 0, index, out=memory.empty((len(rows.ids), *tensor.shape[1:]), dtype=tensor.dtype)
+    )
 
 
 def _stack(rows: LooseRows, memory: Memory) -> Tensor:

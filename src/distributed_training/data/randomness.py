@@ -1,8 +1,8 @@
 """Randomness keyed by sample: users' own augmentation draws from the global generators, so these are seeded for it.
 
 To seed three generators for a sample takes longer than a cheap sample itself. Whether anything was drawn at all can be
-found out afterwards, so that only those generators are seeded that samples draw from: see `data.sample_draws`. A process
-that loads and does nothing else finds out sooner than one that needs its generators for other things, too.
+found out afterwards, so that only those generators are seeded that samples draw from: see `data.sample_draws`. A
+process that loads and does nothing else finds out sooner than one that needs its generators for other things, too.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def seed_for_sample(key: int, sample: int) -> int:
 def seeders(which: Which) -> list[Callable[[int], Any]]:
     """Functions that seed these generators with 64 bits."""
     # Not torch.manual_seed: that would also touch every GPU.
-    each = (random.seed, _seed_numpy, torch.default_generator.manual_seed)
+    each: tuple[Callable[[int], Any], ...] = (random.seed, _seed_numpy, torch.default_generator.manual_seed)
     return [seeder for seeder, wanted in zip(each, which) if wanted]
 
 
@@ -156,9 +156,14 @@ class Twins:
     def seed(self, which: Which) -> None:
         """Seed these generators and their twins alike."""
         seed = seed_of_sample(_CONSTANT, 0)
-        each = (self._python.seed, lambda seed: self._numpy.seed(seed & 0xFFFFFFFF), self._torch.manual_seed)
-        for seeder in [*seeders(which), *[own for own, wanted in zip(each, which) if wanted]]:
+        for seeder in seeders(which):
             seeder(seed)
+        if which[0]:
+            self._python.seed(seed)
+        if which[1]:
+            self._numpy.seed(seed & 0xFFFFFFFF)
+        if which[2]:
+            self._torch.manual_seed(seed)
 
     def differ(self) -> Which:
         """Which of them gives other numbers than its twin."""

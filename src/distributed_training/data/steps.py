@@ -96,7 +96,7 @@ def read_blocks(
             steps = [some[at : at + size] for at in range(0, len(some), size)]
             own = [step_ids[share.rows(len(step_ids))] for step_ids in steps] if share.ranks > 1 else steps
             rows = np.concatenate(own) if share.ranks > 1 else some
-            data = (_fetch if gathered else _fetch_apart)(dataset, rows, key, len(steps))
+            data = _fetch(dataset, rows, key, len(steps)) if gathered else fetch_apart(dataset, rows, key)
             if data is not None:
                 yield Block(step, steps, own, data)
             else:
@@ -110,8 +110,8 @@ def _fetch(dataset: Dataset, ids: np.ndarray, key: int, steps: int) -> Any:
     return fetch(dataset, ids, key) if steps == 1 else dataset.fetch_steps(ids, key)
 
 
-def _fetch_apart(dataset: Dataset, ids: np.ndarray, key: int, steps: int) -> Any:
-    """The same, not put together as far as the dataset can give that."""
+def fetch_apart(dataset: Dataset, ids: np.ndarray, key: int) -> Any:
+    """The same, not put together as far as the dataset can give that: with `StoredRows` or `LooseRows`."""
     rows = dataset.rows(ids)
     if rows is not None:
         return rows
