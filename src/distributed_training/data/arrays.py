@@ -79,13 +79,13 @@ def _as_tensor(value: Any, name: str) -> torch.Tensor:
     return tensor
 
 
-_UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
 
 
 def gather_rows(tensor: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
     """Rows by their numbers, on the tensor's device."""
     # index_select is the fastest, but torch has it for bytes only among the unsigned types.
-    return tensor[index] if tensor.dtype in _UNSIGNED else tensor.index_select(0, index)
+    return tensor[index] if tensor.dtype in UNSIGNED else tensor.index_select(0, index)
 
 
 def _as_array(tensor: torch.Tensor) -> np.ndarray:

@@ -13,16 +13,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchBase
 
 from distributed_training.data.ahead import copied_if_large
 from distributed_training.data.base import Batch, BatchSource, Dataset, Share
+from distributed_training.data.placing import PINNED
 from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.randomness import claim_generators
 from distributed_training.data.resident import make_resident
-from distributed_training.data.steps import read_steps
+from distributed_training.data.shared_blocks import BlockReceiver, BlockSender
+from distributed_training.data.steps import fetch_apart, read_steps
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.runtime.errors import DataError
 from distributed_training.runtime.forking import garbage_stays_here
@@ -67,6 +70,7 @@ class Loader(BatchSource):
         self._num_workers, self._deadline = num_workers, deadline
         self._resident, self._table = resident, _NOT_ASKED
         self._workers: DataLoader[Any] | None = None
+        self._blocks: BlockReceiver | None = None
         self._cursor = _Cursor(plan.steps_per_epoch)
         self._turn: object = None
 
@@ -109,12 +113,14 @@ class Loader(BatchSource):
         if self._workers is not None and self._workers._iterator is not None:
             self._workers._iterator._shutdown_workers()  # type: ignore[attr-defined]
             self._workers._iterator = None
-        self._workers = self._turn = None
+        if self._blocks is not None:
+            self._blocks.close()
+        self._workers = self._blocks = self._turn = None
         self._table = _NOT_ASKED
 
     def _in_process(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
-        pin = torch.Tensor.pin_memory if self._pin_memory else None
-        return read_steps(self.dataset, self.plan, self.share, epoch, start, self.steps_per_epoch, pin)
+        memory = PINNED if self._pin_memory else None
+        return read_steps(self.dataset, self.plan, self.share, epoch, start, self.steps_per_epoch, memory)
 
     def _from_workers(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
         self._cursor.epoch, self._cursor.start = epoch, start
@@ -142,10 +148,11 @@ class Loader(BatchSource):
         In a process with threads a fork can come up dead: up to Python 3.11 the child waits for ever if another thread
         was just then being made or ended. Ranks have such threads, so a worker that does not begin is made anew.
         """
+        self._blocks = BlockReceiver()
         for attempt in range(_STARTS):
             begun = multiprocessing.Semaphore(0)
             workers = DataLoader(
-                _Steps(self.dataset, self.plan, self.share),
+                _Steps(self.dataset, self.plan, self.share, self._blocks.number),
                 batch_size=None,  # an item is a whole batch already
                 collate_fn=_as_it_is,  # torch's own would make lists of tuples
                 sampler=self._cursor,
@@ -198,17 +205,28 @@ class _Failure:
 class _Steps(TorchBase[Any]):
     """Runs in the workers: computes the ids of a step by itself and fetches them. Nothing is sent but (epoch, step)."""
 
-    def __init__(self, dataset: Dataset, plan: Plan, share: Share) -> None:
-        self._dataset, self._plan, self._share = dataset, plan, share
+    def __init__(self, dataset: Dataset, plan: Plan, share: Share, receiver: int) -> None:
+        self._dataset, self._plan, self._share, self._receiver = dataset, plan, share, receiver
+        self._sender: BlockSender | None = None  # made in the worker
 
     def __getitem__(self, at: tuple[int, int]) -> Any:
         epoch, step = at
         try:
-            ids = self._plan.ids(epoch, step)
-            return fetch(self._dataset, ids[self._share.rows(len(ids))], derive_key(self._plan.seed, epoch))
+            ids, key = self._plan.ids(epoch, step), derive_key(self._plan.seed, epoch)
+            return self._packed(ids[self._share.rows(len(ids))], key)
         except Exception as error:
             message = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
             return _Failure(message, traceback.format_exc())
+
+    def _packed(self, ids: np.ndarray, key: int) -> Any:
+        self._sender = self._sender or BlockSender(self._receiver)
+        data = fetch_apart(self._dataset, ids, key)
+        if data is not None:
+            try:
+                return self._sender.pack(data)
+            except RuntimeError:
+                pass  # samples that do not fit together: here it is said which
+        return self._sender.pack(fetch(self._dataset, ids, key))
 
 
 def _as_it_is(data: Any) -> Any:

@@ -33,6 +33,14 @@ def splitmix64(state: int) -> int:
     return z ^ (z >> 31)
 
 
+def splitmix64_each(states: np.ndarray) -> np.ndarray:
+    """The same hash of each of many numbers (uint64)."""
+    z = states + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
 def derive_key(*parts: int) -> int:
     """A 64-bit key from whole numbers, for everything that is random by (seed, epoch, ...)."""
     key = PLAN_VERSION

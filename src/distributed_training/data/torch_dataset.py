@@ -19,12 +19,12 @@ from distributed_training.data.arrays import ArrayDataset
 from distributed_training.data.base import Dataset, KeyedDataset, LooseRows
 from distributed_training.data.nested import map_tensors, tensors_in, values_in
 from distributed_training.data.plan import extend_key
-from distributed_training.data.randomness import claimed_generators, drew, global_generators_kept, seed_for_sample
+from distributed_training.data.randomness import drew, global_generators_kept, seed_for_sample, seed_of_sample
+from distributed_training.data.sample_draws import SampleDraws
 from distributed_training.runtime.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
 _dtype_of = attrgetter("dtype")
-_SURE = 2  # batches: a draw seen once may have been somebody else's
 
 
 def as_dataset(samples: Any, collate: Collate | None = None) -> Dataset:
@@ -86,20 +86,6 @@ def _column(values: Sequence[Any], stack: Callable[[Any], Any]) -> Any:
     raise _UnusualError
 
 
-def _unless_random(dataset: Any, watch: Any, load: Callable[[], list[Any]]) -> list[Any] | None:
-    """What was loaded, if nothing was drawn meanwhile; None where it was, or where loading failed."""
-    watch.looked_at = False
-    try:
-        rows = load()
-    except Exception:
-        rows = None
-    if watch.untouched():
-        dataset._draws = 0
-        return rows
-    dataset._draws += 1
-    return None
-
-
 class TorchDataset(KeyedDataset):
     """A map-style torch dataset. Its random transforms are keyed by sample: see `data.randomness`.
 
@@ -115,7 +101,7 @@ class TorchDataset(KeyedDataset):
             samples = samples.dataset
         self._samples, self._collate, self._index = samples, collate, index
         self._whole_batches = hasattr(samples, "__getitems__")
-        self._draws = 0  # batches in a row in which samples were seen to draw from the global generators
+        self._draws = SampleDraws()
         self._by_rows = self.alone = collate is collate_samples and not self._whole_batches
         self.name = type(samples).__name__
         classes = getattr(samples, "classes", None)
@@ -163,29 +149,16 @@ class TorchDataset(KeyedDataset):
             self._by_rows, self.sample_bytes = False, None
 
     def _load(self, own: list[int], key: int) -> Any:
-        rows = self._plain_rows(own)
-        self.drew = rows is None
-        return rows if rows is not None else self._seeded_rows(own, key)
-
-    def _seeded_rows(self, own: list[int], key: int) -> Any:
-        with global_generators_kept():
-            if self._whole_batches:
+        if self._whole_batches:
+            with global_generators_kept():
                 seed_for_sample(key, own[0])
                 return _call(self._samples.__getitems__, own, what=f"{self.name}: samples {own[0]}, ...")
-            rows = []
-            for sample in own:
-                seed_for_sample(key, sample)
-                rows.append(_call(self._samples.__getitem__, sample, what=f"{self.name}: sample {sample}"))
-            return rows
+        rows = self._draws.load(self._samples.__getitem__, own, own, key, lambda: self._named)
+        self.drew = self._draws.drew
+        return rows
 
-    def _plain_rows(self, own: list[int]) -> list[Any] | None:
-        """The samples, if nothing is random in them, in a process that can tell; else None, and what was loaded here
-        counts for nothing. The same for an error: seeded, it is raised with the name of its sample."""
-        watch = claimed_generators()
-        if watch is None or self._draws >= _SURE or self._whole_batches:
-            return None
-        load = self._samples.__getitem__
-        return _unless_random(self, watch, lambda: [load(sample) for sample in own])
+    def _named(self, sample: int) -> Any:
+        return _call(self._samples.__getitem__, sample, what=f"{self.name}: sample {sample}")
 
     def repeats(self, ids: np.ndarray) -> bool:
         own = (ids if self._index is None else self._index[ids]).tolist()
@@ -219,7 +192,7 @@ class PreprocessedDataset(KeyedDataset):
     def __init__(self, dataset: Dataset, function: Callable[..., Any], name: str = "preprocess") -> None:
         self._dataset, self._function, self.name = dataset, function, name
         self._wants_rng = "rng" in _parameters(function)
-        self._draws = 0  # batches in a row in which the function was seen to draw from the global generators
+        self._draws = SampleDraws()
         self.num_classes, self.classes = dataset.num_classes, dataset.classes
 
     @property
@@ -232,31 +205,26 @@ class PreprocessedDataset(KeyedDataset):
     def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:
         if not len(ids):
             return map_tensors(lambda t: t[:0], self.fetch_keyed(np.zeros(1, dtype=np.int64), key))
-        rows = self._plain_rows(ids, key)
-        self.drew = rows is None or drew_something(self._dataset)
-        if rows is None:
-            rows = self._seeded_rows(ids, key)
-        return _call(default_collate, rows, what=f"{self.name}: batching what it returned")
-
-    def _plain_rows(self, ids: np.ndarray, key: int) -> list[Any] | None:
-        """What the function makes of these samples, if nothing is random in it: see `TorchDataset`."""
-        watch = claimed_generators()
-        if watch is None or self._wants_rng or self._draws >= _SURE:
-            return None
-        batch = fetch(self._dataset, ids, key)
-        return _unless_random(self, watch, lambda: [self._function(_row(batch, row)) for row in range(len(ids))])
-
-    def _seeded_rows(self, ids: np.ndarray, key: int) -> list[Any]:
-        batch = fetch(self._dataset, ids, key)  # a function may have changed those that it was tried on
         own_key = extend_key(key, 1)  # what is drawn here has nothing to do with what the dataset drew
-        rows = []
-        with global_generators_kept():
-            for row, sample in enumerate(ids.tolist()):
-                seed = seed_for_sample(own_key, sample)
-                arguments = {"rng": np.random.Generator(np.random.Philox(seed))} if self._wants_rng else {}
-                what = f"{self.name}: sample {sample}"
-                rows.append(_call(self._function, _row(batch, row), what=what, **arguments))
-        return rows
+        plain = self._on_rows(ids, key, own_key)
+        # A function may have changed the rows that it was tried on.
+        rows = self._draws.load(
+            plain, range(len(ids)), ids.tolist(), own_key, lambda: self._on_rows(ids, key, own_key, named=True)
+        )
+        self.drew = self._draws.drew or self._wants_rng or drew_something(self._dataset)
+        return _call(collate_samples, rows, what=f"{self.name}: batching what it returned")
+
+    def _on_rows(self, ids: np.ndarray, key: int, own_key: int, *, named: bool = False) -> Callable[[int], Any]:
+        """The function of a row of these samples, fetched for it; `named`: an error says which sample it was."""
+        batch = fetch(self._dataset, ids, key)
+
+        def plain(row: int) -> Any:
+            if not self._wants_rng:
+                return self._function(_row(batch, row))
+            seed = seed_of_sample(own_key, int(ids[row]))
+            return self._function(_row(batch, row), rng=np.random.Generator(np.random.Philox(seed)))
+
+        return (lambda row: _call(plain, row, what=f"{self.name}: sample {ids[row]}")) if named else plain
 
     def repeats(self, ids: np.ndarray) -> bool:
         if self._wants_rng or not repeats(self._dataset, ids):
