@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from distributed_training.bench.options import BenchOptions
-from distributed_training.bench.rotation import Forks, Rotation, Start
-from distributed_training.bench.turn_process import TurnProcess
+from distributed_training.bench.rotation import Forks, Rotation
+from distributed_training.bench.turn_process import Start, TurnProcess
 from distributed_training.runtime.errors import BenchError
 
 HERE = "tests.bench.turn_targets"
@@ -17,7 +17,7 @@ start = functools.partial(TurnProcess, timeout=60.0)
 
 
 def test_a_process_keeps_its_state_from_turn_to_turn_and_its_folder_goes_with_it() -> None:
-    with start("counter", f"{HERE}:counting", {"start": 10}) as process:
+    with start("counter", Start(f"{HERE}:counting", {"start": 10})) as process:
         folder = Path(process.ready()["folder"])
         assert (folder / "own").is_file()
         assert process.turn(more=1) == {"total": 11}
@@ -27,23 +27,27 @@ def test_a_process_keeps_its_state_from_turn_to_turn_and_its_folder_goes_with_it
 
 @pytest.mark.parametrize(
     ("target", "says"),
-    [("refusing", "one: this cannot be done here"), ("dying", "ended without an answer.*\n.*the disk is full")],
+    [
+        ("refusing", "one: this cannot be done here"),
+        ("dying", "ended with code 3 and without an answer.*\n.*the disk is full"),
+    ],
 )
 def test_what_goes_wrong_is_said(target: str, says: str) -> None:
-    with start("one", f"{HERE}:{target}", {}) as process, pytest.raises(BenchError, match=says):
+    with start("one", Start(f"{HERE}:{target}", {})) as process, pytest.raises(BenchError, match=says):
         process.ready()
 
 
 def test_a_process_that_hangs_is_ended_at_the_deadline() -> None:
     says = r"slow: its process gave no answer within 1 s \(raise --timeout\)"
-    with TurnProcess("slow", f"{HERE}:hanging", {}, 1.0) as process, pytest.raises(BenchError, match=says):
+    with TurnProcess("slow", Start(f"{HERE}:hanging", {}), 1.0) as process, pytest.raises(BenchError, match=says):
         process.ready()
 
 
 def test_variants_that_cannot_be_set_up_are_named_and_the_others_measured() -> None:
     starts = {"bad": Start(f"{HERE}:refusing", {}), "good": Start(f"{HERE}:counting", {"start": 0})}
     with Rotation(BenchOptions(rounds=2, warmup=1, timeout=60.0), "case") as rotation:
-        answers = rotation.measure(starts, more=2)
+        rotation.set_up(starts)
+        answers = rotation.measure({"good": {"more": 2}})
     assert answers == {"good": [{"total": 4}, {"total": 6}]}
     assert rotation.failed == {"bad": "this cannot be done here"}
 
@@ -51,7 +55,8 @@ def test_variants_that_cannot_be_set_up_are_named_and_the_others_measured() -> N
 def test_who_leaves_no_room_on_a_gpu_is_set_up_anew_for_each_turn() -> None:
     starts = {name: Start(f"{HERE}:large", {"name": name}) for name in "ab"}
     with Rotation(BenchOptions(rounds=2, warmup=0, timeout=60.0), "case") as rotation:
-        answers = rotation.measure(starts)
+        rotation.set_up(starts)
+        answers = rotation.measure()
     assert len({answer["pid"] for found in answers.values() for answer in found}) == 4
 
 
