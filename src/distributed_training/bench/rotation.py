@@ -155,7 +155,7 @@ class Forks(TurnProcess):
 
 
 def _short(text: str) -> str:
-    """The line of an error that says most: the last of what a process said, which is that of the error itself."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    errors = [line for line in lines[1:] if "rror" in line]
-    return (errors[-1] if errors else lines[0])[:300]
+    """An error in a line: the last error among what a process said, or the last that it said at all."""
+    first, *said = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in said if "rror" in line]
+    return (errors[-1] if errors else " ".join([first, *said[-1:]]))[:300]
