@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from typing import Any
 
 from distributed_training.bench.turn_worker import Orders
 from distributed_training.runtime.errors import ConfigError
+from distributed_training.runtime.world import read_world
 
 
 def counting(orders: Orders, *, start: int) -> None:
@@ -31,6 +33,26 @@ def dying(orders: Orders) -> None:
 
 
 def hanging(orders: Orders) -> None:
+    time.sleep(600)
+
+
+def ranks(orders: Orders, *, bad: int = -1) -> None:
+    """One of several, which answer differently; perhaps one of them cannot be set up, and the others wait for it."""
+    rank = read_world().rank
+    if rank == bad:
+        raise ConfigError(f"rank {rank} cannot do this")
+    if bad >= 0:
+        time.sleep(600)
+    orders.ready(rank=rank)
+    for order in orders:
+        orders.answer(found=rank * order["factor"], free_bytes=rank, folder=str(orders.folder))
+
+
+def interrupting(orders: Orders) -> None:
+    """Its turn is when the user presses Ctrl-C."""
+    orders.ready(pid=os.getpid())
+    orders.wait()
+    os.kill(os.getppid(), signal.SIGINT)
     time.sleep(600)
 
 

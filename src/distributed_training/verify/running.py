@@ -59,7 +59,7 @@ def start_program(
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **variables, "TMPDIR": str(temporary)},
+            env={**os.environ, "TMPDIR": str(temporary), **variables},
             start_new_session=True,  # so that all of it can be ended, and Ctrl-C is ours to pass on
         )
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distributed_training.bench.jobs import JOBS, Batch, Job
-from distributed_training.bench.turn_worker import Orders
+from distributed_training.bench.turn_worker import Orders, room
 
 
 def prepare(job: str, changes: dict[str, Any], device: str, threads: int) -> tuple[Job, torch.device]:
@@ -31,7 +31,7 @@ class Pace:
     """
 
     def __init__(self, orders: Orders, warm: int, steps: int, device: torch.device) -> None:
-        self._orders, self._cuda = orders, device.type == "cuda"
+        self._orders, self._device = orders, device
         self._first, self._last, self._steps = warm, warm + steps, steps
         self._turns, self._began, self._seconds = 0, 0.0, 0.0
         self.facts: dict[str, Any] = {}
@@ -51,19 +51,17 @@ class Pace:
     def _pause(self) -> None:
         self._synchronize()
         if self._turns:
-            self._orders.answer(turn=self._turns, seconds=self._seconds, **self._memory(), **self.facts)
+            self._orders.answer(
+                turn=self._turns, seconds=self._seconds, **self._peak(), **room(self._device), **self.facts
+            )
             self._orders.wait_or_end()
         self._turns += 1
 
-    def _memory(self) -> dict[str, float]:
-        if not self._cuda:
-            return {}
-        peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
-        torch.cuda.empty_cache()  # the others may need it meanwhile
-        return {"peak_bytes": peak, "reserved_bytes": reserved, "free_bytes": torch.cuda.mem_get_info()[0]}
+    def _peak(self) -> dict[str, float]:
+        return {"peak_bytes": torch.cuda.max_memory_allocated()} if self._device.type == "cuda" else {}
 
     def _synchronize(self) -> None:
-        if self._cuda:
+        if self._device.type == "cuda":
             torch.cuda.synchronize()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from distributed_training.bench.choosing import choose
 from distributed_training.bench.figures import Figure, PartResult, Plot
 from distributed_training.bench.options import BenchOptions
-from distributed_training.bench.turn_process import TurnProcess
+from distributed_training.bench.turn_process import Start, TurnProcess
 from distributed_training.config import Config
 from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.errors import BenchError
@@ -56,11 +56,9 @@ def _case(case: str, ways: list[str], device: str, root: Path, options: BenchOpt
     except OSError as error:
         raise BenchError(f"{root}: no files can be written there ({error.strerror}); set run.root") from None
     arguments = {"folder": scratch.name, "megabytes": CASES[case], "device": device, "timeout": options.timeout}
+    start = Start("distributed_training.bench.saving:run", arguments)
     try:
-        with (
-            scratch,
-            TurnProcess(case, "distributed_training.bench.saving:run", arguments, options.timeout) as process,
-        ):
+        with scratch, TurnProcess(case, start, options.timeout) as process:
             process.ready()
             turns = {way: functools.partial(process.turn, way=way) for way in ways}
             answers = options.turns(turns, case)

@@ -13,9 +13,10 @@ from distributed_training.bench.figures import Figure, PartResult, Plot
 from distributed_training.bench.jobs import JOBS, Job
 from distributed_training.bench.loops import sized
 from distributed_training.bench.options import BenchOptions
-from distributed_training.bench.rotation import Forks, Rotation, Start
+from distributed_training.bench.rotation import Forks, Rotation
 from distributed_training.bench.transport import ours, raw
 from distributed_training.bench.transport.base import CASES, Run, measure
+from distributed_training.bench.turn_process import Start
 from distributed_training.runtime.device import choose_device
 
 NAME = "feed"
@@ -98,7 +99,8 @@ def _training(
     common["threads"] = job.threads or (0 if cuda else 1)  # on a CPU the loader has the other core
     fit = [name for name in sources if cuda or name != "resident"]
     with Rotation(options, case) as rotation:
-        found = rotation.measure({name: Start(_TRAINING, {**common, "source": name}) for name in fit})
+        rotation.set_up({name: Start(_TRAINING, {**common, "source": name}) for name in fit})
+        found = rotation.measure()
     result.skipped |= {f"{name} ({case})": why for name, why in rotation.failed.items()}
     reference = next((name for name in ("resident", "in-memory") if name in found), None)
     figures = [

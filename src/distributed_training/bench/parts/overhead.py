@@ -13,7 +13,8 @@ from distributed_training.bench.flops import decoder_flops_per_token, peak_flops
 from distributed_training.bench.jobs import JOBS, Job
 from distributed_training.bench.loops import LOOPS, process_arguments, sized
 from distributed_training.bench.options import BenchOptions
-from distributed_training.bench.rotation import Rotation, Start
+from distributed_training.bench.rotation import Rotation
+from distributed_training.bench.turn_process import Start
 from distributed_training.runtime.device import choose_device
 
 NAME = "overhead"
@@ -56,7 +57,8 @@ def _case(job: Job, device: torch.device, loops: list[str], options: BenchOption
         else:
             starts[name] = Start(loop.target, {**process_arguments(job, device), **loop.arguments})
     with Rotation(options, case) as rotation:
-        answers = rotation.measure(starts)
+        rotation.set_up(starts)
+        answers = rotation.measure()
     result.skipped |= {f"{name} ({case})": why for name, why in rotation.failed.items()}
     seconds = {name: [answer["seconds"] for answer in found] for name, found in answers.items()}
     result.figures += _figures(job, case, seconds, device)

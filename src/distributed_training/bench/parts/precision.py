@@ -10,12 +10,13 @@ from typing import Any
 import torch
 
 from distributed_training.bench.choosing import choose
-from distributed_training.bench.embedded import base_config, describe
 from distributed_training.bench.figures import Figure, PartResult, Plot
+from distributed_training.bench.job_config import base_config, describe
 from distributed_training.bench.jobs import JOBS, Job
 from distributed_training.bench.loops import LOOPS, ours, process_arguments, sized
 from distributed_training.bench.options import BenchOptions
-from distributed_training.bench.rotation import Answers, Rotation, Start
+from distributed_training.bench.rotation import Answers, Rotation
+from distributed_training.bench.turn_process import Start
 from distributed_training.runtime.device import choose_device
 
 NAME = "precision"
@@ -98,7 +99,8 @@ def _measure(
         elif settings["channels_last"] == "off" or subject.images:
             starts[name] = Start(subject.target, {**subject.arguments, "settings": settings})
     with Rotation(options, subject.case) as rotation:
-        answers = rotation.measure(starts)
+        rotation.set_up(starts)
+        answers = rotation.measure()
     result.skipped |= {f"{name} ({subject.case})": why for name, why in rotation.failed.items()}
     result.figures += _figures(subject, answers)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from distributed_training.bench.choosing import choose
-from distributed_training.bench.contest import Contest, check_processes, threads_each
-from distributed_training.bench.embedded import base_config, describe, in_memory, with_strategy
 from distributed_training.bench.facts import cores
 from distributed_training.bench.figures import Figure, PartResult, Plot
+from distributed_training.bench.job_config import base_config, describe, with_strategy
 from distributed_training.bench.options import BenchOptions
-from distributed_training.bench.rank_job import RankTask
+from distributed_training.bench.rank_task import RankTask, check_processes, threads_each, throughput
+from distributed_training.bench.rotation import Rotation
 from distributed_training.config import Config
 from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.errors import BenchError, ConfigError
@@ -40,24 +40,22 @@ def run(options: BenchOptions) -> PartResult:
     threads = threads_each(device, max(processes))
     kinds = [KINDS[name] for name in choose(options.cases, KINDS, list(KINDS), "--cases")]
     tasks, wanted, skipped = _tasks(config, strategy, processes, threads, kinds)
-    with Contest(tasks, options) as contest:
-        contest.start()
+    with Rotation(options) as rotation:
+        rotation.set_up({name: task.start() for name, task in tasks.items()})
         first = _count(processes[0])
-        if first in contest.skipped:
-            raise BenchError(f"{_count(processes[0])}, which all else is compared with: {contest.skipped[first]}")
-        measured = options.interleave(contest.turns())
-        facts, fresh = contest.facts[first], contest.fresh
-        skipped |= contest.skipped
-    part = PartResult(name="scaling", title="Scaling", about=ABOUT, skipped=skipped)
+        if first in rotation.failed:
+            raise BenchError(f"{first}, which all else is compared with: {rotation.failed[first]}")
+        measured = throughput(rotation, tasks, options)
+    part = PartResult(name="scaling", title="Scaling", about=ABOUT, skipped=skipped | rotation.failed)
     word = "GPUs" if device == "cuda" else "processes"
     for kind in kinds:
         chosen = {n: measured[wanted[kind, n]].values for n in processes if wanted.get((kind, n)) in measured}
         part.figures += _figures(f"{kind}, {describe(config)}, {strategy.label}", chosen)
     part.notes = [
         *notes,
-        _what(config, facts["parameters"], strategy, processes),
+        _what(config, rotation.facts[first]["parameters"], strategy, processes),
         *([_cpu_note(threads)] if threads is not None else []),
-        *(["Every turn started its processes anew."] if fresh else []),
+        *rotation.notes,
     ]
     part.plots = [
         Plot(title="Speed-up", quantity="throughput", kind="lines", xlabel=word, ideal="linear"),
@@ -109,7 +107,7 @@ def _tasks(
             wanted[kind, count] = name
             own = with_strategy(config, strategy if count > 1 else read_variant("single"))
             own = own.replace(**{"training.batch_size": size})
-            tasks[name] = RankTask(name=name, config=own, ranks=count, threads=threads, in_memory=in_memory(config))
+            tasks[name] = RankTask(config=own, ranks=count, threads=threads)
     return tasks, wanted, skipped
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from distributed_training.bench.contest import Contest, check_processes, threads_each
-from distributed_training.bench.embedded import base_config, describe, in_memory, with_strategy
 from distributed_training.bench.facts import cores
 from distributed_training.bench.figures import Better, Figure, PartResult, Plot
+from distributed_training.bench.job_config import base_config, describe, with_strategy
 from distributed_training.bench.options import BenchOptions
-from distributed_training.bench.rank_job import RankTask
+from distributed_training.bench.rank_task import RankTask, check_processes, threads_each, throughput
+from distributed_training.bench.rotation import Rotation
+from distributed_training.bench.turn_process import TurnProcess
 from distributed_training.config import Config
 from distributed_training.runtime.device import choose_device
 from distributed_training.runtime.errors import BenchError
@@ -67,37 +67,31 @@ def run(options: BenchOptions) -> PartResult:
         if not need.installed:
             skipped[variant.label] = f"not installed: pip install 'distributed-training[{need.extra}]'"
             continue
-        tasks[variant.label] = RankTask(
-            name=variant.label,
-            config=with_strategy(config, variant),
-            ranks=1 if need.launcher == "none" else ranks,
-            threads=threads,
-            in_memory=in_memory(config),
-        )
+        own = 1 if need.launcher == "none" else ranks
+        tasks[variant.label] = RankTask(config=with_strategy(config, variant), ranks=own, threads=threads)
     if not tasks:
         raise BenchError("none of the strategies asked for is installed: " + "; ".join(skipped.values()))
     part = PartResult(name="strategies", title="Strategies", about=ABOUT)
-    with Contest(tasks, options) as contest:
-        contest.start(memory=True)
-        if not contest.names:
-            raise BenchError("no strategy runs here: " + "; ".join(f"{k}: {v}" for k, v in contest.skipped.items()))
-        speed = options.interleave(contest.turns())
-        memory = {name: contest.found[name] for name in contest.names}
-        skipped |= contest.skipped
-    wire = {name: _wire(tasks[name], found, device, options) for name, found in memory.items()}
+    with Rotation(options) as rotation:
+        rotation.set_up({name: task.start(memory=True) for name, task in tasks.items()})
+        if not rotation.facts:
+            raise BenchError("no strategy runs here: " + "; ".join(f"{k}: {v}" for k, v in rotation.failed.items()))
+        speed = throughput(rotation, tasks, options)
+    found, skipped = rotation.facts, skipped | rotation.failed
+    wire = {name: _wire(name, tasks[name], facts["sent"], device, options) for name, facts in found.items()}
     case = f"{describe(config)}, {ranks} ranks"
     several = [name for name in speed if tasks[name].ranks > 1]
     reference = "ddp" if "ddp" in speed else next(iter([*several, *speed]))
-    parameters = next(iter(contest.facts.values()))["parameters"]
+    parameters = next(iter(found.values()))["parameters"]
     make = _Maker(case, reference)
     for name, measured in speed.items():
         make.add("throughput", name, "samples/s", measured.values)
-    for name, found in memory.items():
-        make.add("peak memory per rank", name, "MiB", [max(0.0, *(rank["peak"] for rank in found)) / MIB], "lower")
+    for name, facts in found.items():
+        make.add("peak memory per rank", name, "MiB", [max(0.0, facts["peak"]) / MIB], "lower")
     for name, sent in wire.items():
         if sent is not None:
             make.add("bytes on the wire, a step and rank", name, "MiB", [sent / MIB], "lower")
-    for name in memory:
+    for name in found:
         task = tasks[name]
         state = formulas.state_bytes(task.config.strategy, 4 * parameters, _optimizer(config, parameters), task.ranks)
         make.add("weights, gradients and optimizer state by the formula", name, "MiB", [state / MIB], "neither")
@@ -106,7 +100,7 @@ def run(options: BenchOptions) -> PartResult:
         by_formula = formulas.wire_bytes(task.config.strategy, 4 * parameters, task.ranks)
         make.add("bytes on the wire by the formula", name, "MiB", [by_formula / MIB], "neither")
     part.figures, part.skipped = make.figures, skipped
-    part.notes = [*notes, *_notes(config, parameters, ranks, threads, contest.fresh, device)]
+    part.notes = [*notes, *_notes(config, parameters, ranks, threads, device), *rotation.notes]
     part.plots = [
         Plot(title="Throughput by strategy", quantity="throughput"),
         Plot(title="Peak memory per rank", quantity="peak memory per rank", show="values"),
@@ -136,22 +130,21 @@ class _Maker:
         self.figures.append(Figure(**common, variant=variant, values=values, better=better, reference=reference))
 
 
-def _wire(task: RankTask, found: list[dict[str, Any]], device: str, options: BenchOptions) -> float | None:
+def _wire(name: str, task: RankTask, sent: float, device: str, options: BenchOptions) -> float | None:
     """Bytes that a rank sends in a step. Where they would not go over TCP, another job is made to send them so."""
     if task.ranks == 1:
         return 0.0
     variables = _SOCKETS.get("cuda" if device == "cuda" else task.config.strategy.name)
-    if variables is not None:
-        options.say(f"{task.name}: once more over sockets, to count its bytes")
-        name = f"{task.name}, over sockets"
-        over_sockets = dataclasses.replace(task, name=name, variables={**task.variables, **variables})
-        try:
-            with Contest({name: over_sockets}, options) as contest:
-                found = contest.memory(name)
-        except BenchError as error:
-            options.say(f"{task.name}: its bytes are not known ({str(error).splitlines()[0]})")
-            return None
-    return max(rank["sent"] for rank in found)
+    if variables is None:
+        return sent
+    options.say(f"{name}: once more over sockets, to count its bytes")
+    try:
+        start = task.start(memory=True, variables=variables)
+        with TurnProcess(f"{name}, over sockets", start, options.timeout) as process:
+            return float(process.ready()["sent"])
+    except BenchError as error:
+        options.say(f"{name}: its bytes are not known ({str(error).splitlines()[0]})")
+        return None
 
 
 def _optimizer(config: Config, parameters: int) -> int:
@@ -167,7 +160,7 @@ def _what(config: Config, parameters: int, ranks: int) -> str:
     )
 
 
-def _notes(config: Config, parameters: int, ranks: int, threads: int | None, fresh: bool, device: str) -> list[str]:
+def _notes(config: Config, parameters: int, ranks: int, threads: int | None, device: str) -> list[str]:
     notes = [
         _what(config, parameters, ranks),
         "Bytes are counted by the system on every TCP connection of a rank (TCP_INFO), over three steps. "
@@ -183,4 +176,4 @@ def _notes(config: Config, parameters: int, ranks: int, threads: int | None, fre
         notes.append("Memory is what is resident, with freed memory given back at once while it is measured.")
     else:
         notes.append("Memory is what torch's allocator gave out; NCCL's own buffers are not in it.")
-    return notes + (["Every turn started its processes anew."] if fresh else [])
+    return notes

@@ -1,37 +1,28 @@
-"""What every rank of a measured job runs: `python -m distributed_training.bench.rank_program FOLDER`.
+"""What every rank of a measured job runs, for `TurnProcess`.
 
 It trains as `dtrain train` does, with one callback more: between two steps it waits for its turn, and in its turn it
-takes the time, or looks at memory and traffic. `FOLDER/job.json` says what to train; orders come through a pipe for
-each rank, answers go into files.
+takes the time, or looks at memory and traffic.
 """
 
 from __future__ import annotations
 
 import gc
-import json
-import os
-import sys
 import time
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
-
-from distributed_training.runtime.threads import keep_waits_short
-
-if __name__ == "__main__":
-    keep_waits_short()  # before torch is imported
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from distributed_training.bench import traffic
+from distributed_training.bench.turn_worker import Orders, room
 from distributed_training.config import Config
 from distributed_training.config.load import literal
 from distributed_training.data import ArrayDataset
 from distributed_training.data.base import Splits
 from distributed_training.runtime.allocator import keep_freed_memory, return_freed_memory
 from distributed_training.runtime.device import choose_device
-from distributed_training.runtime.meters import Meter, meter_for, resident
+from distributed_training.runtime.meters import Meter, meter_for
 from distributed_training.runtime.world import read_world
 from distributed_training.training import Callback
 from distributed_training.training.job import build_job, load_data
@@ -39,20 +30,27 @@ from distributed_training.training.job import build_job, load_data
 if TYPE_CHECKING:
     from distributed_training.training import Trainer
 
+_WARM = 2  # steps at the beginning of a turn that are not measured
+_MEMORY = {"kind": "memory", "steps": 3, "warm": 3}
+_SHORT = {"steps": 3}  # enough to tell how many steps make a turn
 
-def main(folder: Path) -> None:
-    """Train until there are no more orders."""
-    task = json.loads((folder / "job.json").read_text(encoding="utf-8"))
-    config = Config.from_dict(literal(task["config"]))
-    data = load_data(config)
-    if task["in_memory"]:
+
+def run(orders: Orders, *, config: dict[str, Any], memory: bool) -> None:
+    """Train until there are no more orders.
+
+    Set-up ends with a short turn, and begins with one for `memory` where that is wanted: what is kept while time is
+    measured would be used again, and look as if it were needed.
+    """
+    described = Config.from_dict(literal(config))
+    data = load_data(described)
+    if described.data.dataset == "synthetic":
         data = _in_memory(data)
-    device = choose_device(config.training.device, read_world().local_rank)
+    device = choose_device(described.training.device, read_world().local_rank)
     if device.type == "cpu":
-        _rehearse(config, data)
+        _rehearse(described, data)
     meter = meter_for(device)
-    with build_job(config, run_dir=False, data=data) as job:
-        job.trainer.callbacks.append(TakesTurns(folder, meter))
+    with build_job(described, run_dir=False, data=data) as job:
+        job.trainer.callbacks.append(TakesTurns(orders, meter, [_MEMORY, _SHORT] if memory else [_SHORT]))
         job.trainer.train(job.train_data)
 
 
@@ -81,21 +79,20 @@ def _in_memory(data: Splits) -> Splits:
 
 
 class TakesTurns(Callback):
-    """Waits between steps for an order, and does what it says in the steps after it."""
+    """Waits between steps for an order, and does what it says in the steps after it.
 
-    def __init__(self, folder: Path, meter: Meter) -> None:
-        self._folder, self._meter = folder, meter
-        self._orders: IO[str]
+    `first` are orders that it has from the beginning; what came of all of them is one answer.
+    """
+
+    def __init__(self, orders: Orders, meter: Meter, first: list[dict[str, Any]]) -> None:
+        self._orders, self._meter, self._first = orders, meter, first
         self._order: dict[str, Any] | None = None
-        self._number = self._step = 0
-        self._began = 0.0
+        self._found: dict[str, Any] = {}
+        self._step, self._began = 0, 0.0
         self._sent: dict[int, int] = {}
 
     def on_train_start(self, trainer: Trainer) -> None:
-        parameters = [p for p in trainer.model.parameters() if p.requires_grad]
-        self._orders = (self._folder / f"orders-{trainer.strategy.rank}").open(encoding="utf-8")
-        facts = {"ranks": trainer.strategy.world_size, "parameters": sum(p.numel() for p in parameters)}
-        self._answer(trainer, {**facts, "device": str(trainer.device), "threads": torch.get_num_threads()})
+        self._found["parameters"] = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
         self._next(trainer)
 
     def on_step_end(self, trainer: Trainer, step: int, loss: Tensor) -> None:
@@ -106,24 +103,28 @@ class TakesTurns(Callback):
         if self._step == order["warm"]:
             self._begin(trainer, order)
         if self._step == order["warm"] + order["steps"]:
-            self._answer(trainer, self._found(trainer, order))
+            self._end(trainer, order)
             self._next(trainer)
 
     def _next(self, trainer: Trainer) -> None:
         """Wait for the next order. There is none when whoever gives them is gone."""
-        line = self._orders.readline()
-        self._order = json.loads(line) if line else None
+        if self._first:
+            given: dict[str, Any] | None = self._first.pop(0)
+        else:
+            self._orders.answer(**self._found, **room(trainer.device, trainer.strategy.world_size))
+            self._found = {}
+            given = self._orders.wait()
         self._step = 0
-        if self._order is None:
+        if given is None:
+            self._order = None
             trainer.stop("measured")
             return
+        self._order = {"kind": "time", "warm": _WARM, **given}
         if self._order["kind"] == "memory" and trainer.device.type == "cpu":
             return_freed_memory()
         elif trainer.device.type == "cpu" and trainer.config.run.allocator == "auto":
             keep_freed_memory()
         trainer.strategy.barrier()
-        if self._order["warm"] == 0:
-            self._begin(trainer, self._order)
 
     def _begin(self, trainer: Trainer, order: dict[str, Any]) -> None:
         _wait_for(trainer)
@@ -132,27 +133,14 @@ class TakesTurns(Callback):
             self._meter.peak()  # forgets what was before
         self._began = time.perf_counter()
 
-    def _found(self, trainer: Trainer, order: dict[str, Any]) -> dict[str, Any]:
+    def _end(self, trainer: Trainer, order: dict[str, Any]) -> None:
         _wait_for(trainer)
-        found: dict[str, Any] = {"seconds": time.perf_counter() - self._began, "steps": order["steps"]}
-        found["resident"] = resident()
+        self._found["seconds"] = (time.perf_counter() - self._began) / order["steps"]
         if order["kind"] == "memory":
-            peak, sent = self._meter.peak(), traffic.difference(self._sent, traffic.sent_bytes())
-            found |= {"peak": peak, "sent": sent / order["steps"]}
-        return found
-
-    def _answer(self, trainer: Trainer, found: dict[str, Any]) -> None:
-        file = self._folder / f"answer-{self._number}-{trainer.strategy.rank}.json"
-        part = file.with_suffix(".part")
-        part.write_text(json.dumps(found), encoding="utf-8")
-        os.replace(part, file)
-        self._number += 1
+            sent = traffic.difference(self._sent, traffic.sent_bytes())
+            self._found |= {"peak": self._meter.peak(), "sent": sent / order["steps"]}
 
 
 def _wait_for(trainer: Trainer) -> None:
     if trainer.device.type == "cuda":
         torch.cuda.synchronize(trainer.device)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

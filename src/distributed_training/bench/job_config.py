@@ -1,11 +1,10 @@
-"""The job that ranks are measured with: the user's own config, or one that fits the device."""
+"""The config of a job that is measured: the user's own, or one that fits the device."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from distributed_training.bench.options import BenchOptions
-from distributed_training.bench.rank_job import FORCED
 from distributed_training.config import Config
 from distributed_training.config.load import config_from_layers, literal, parse_override
 from distributed_training.verify.subject import Variant
@@ -16,6 +15,22 @@ _RESNET50 = {"model": {"name": "resnet50"}, "data": _IMAGES, "training": {"batch
 _RESNET18 = {"model": {"name": "resnet18"}, "data": _IMAGES, "training": {"batch_size": 16}}
 _MLP = {"model": {"name": "mlp", "args": {"hidden": [2048, 2048]}}, "data": _VECTORS, "training": {"batch_size": 64}}
 _SMALL = {"model": {"name": "mlp", "args": {"hidden": [512, 512]}}, "data": _VECTORS, "training": {"batch_size": 128}}
+
+_FORCED: dict[str, Any] = {
+    "training.epochs": 1_000_000,
+    "training.warmup_epochs": 0.0,
+    "training.schedule": "constant",
+    "training.type": "auto",  # the strategy is named
+    "data.drop_last": True,
+    "checkpoint.resume": "never",
+    "checkpoint.every_epochs": 0,
+    "checkpoint.every_steps": None,
+    "early_stopping.enabled": False,
+    "tracking.trackers": [],
+    "run.progress": "off",
+    "run.stop_after_steps": None,
+}
+"""Settings that make any config a training that goes on until it is told to stop and writes nothing."""
 
 
 def base_config(options: BenchOptions, device: str, wide: bool = False) -> Config:
@@ -31,7 +46,7 @@ def base_config(options: BenchOptions, device: str, wide: bool = False) -> Confi
     else:
         chosen = _MLP if wide else _RESNET18
     config = options.config if options.config is not None else Config.from_dict(chosen, "dtrain bench")
-    changes: dict[str, Any] = {**FORCED, "training.device": device}
+    changes: dict[str, Any] = {**_FORCED, "training.device": device}
     if options.batch_size is not None:
         changes["training.batch_size"] = options.batch_size
     if options.model is not None and options.model != config.model.name:
@@ -54,8 +69,3 @@ def describe(config: Config) -> str:
     shape = config.data.args.get("shape")
     size = f" {'x'.join(map(str, shape))}" if isinstance(shape, list) else ""
     return f"{model} on {config.data.dataset}{size}"
-
-
-def in_memory(config: Config) -> bool:
-    """Whether the samples are computed anew each time, so that making them would be measured: then they are kept."""
-    return config.data.dataset == "synthetic"
