@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import tempfile
@@ -12,9 +13,10 @@ from pathlib import Path
 from distributed_training.config import Config
 from distributed_training.config.check import did_you_mean
 from distributed_training.config.errors import ConfigError
-from distributed_training.planning.cluster import Cluster
+from distributed_training.planning.cluster import Cluster, Links
 from distributed_training.planning.measuring import Laboratory
 from distributed_training.planning.memory import Memory, MemoryModel
+from distributed_training.planning.pace import Pace, steps_for
 from distributed_training.planning.predictions import Advice, Curve, Plan, Prediction
 from distributed_training.planning.profile import Profile
 from distributed_training.planning.recommend import advise
@@ -28,7 +30,7 @@ _MOST_SIZES = 4  # batch sizes measured for each number of processes
 _FURTHEST = 1024  # ranks of the curves
 _DRAWN = ("ddp", "ddp+powersgd", "zero1", "zero3")
 _ALONE = 0.9  # share of the time that a process runs where nothing else wants its core
-_TIMED_STEPS, _TIMED_SECONDS = (5, 60), 3.0
+_TURNS = 4  # of each strategy that is measured, to compare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +66,15 @@ def make_plan(config: Config, options: PlanOptions) -> Plan:
         threads = max(1, len(os.sched_getaffinity(0)) // min(per_node, here)) if device == "cpu" else None
         lab = Laboratory(config, Path(folder), threads, options.timeout, options.say)
         profile = lab.profile(_wanted(config, options, per_node, here))
-        cluster, assumed = _cluster(options, profile, per_node, here, lab)
-        planning = _Planning(config, options, profile, cluster)
-        predictions = [planning.predict(way, ranks) for ranks in options.gpus for way in planning.ways(ranks)]
-        if options.measure:
-            predictions += planning.held_out()
-            _measure(predictions, lab, min(here, per_node), options.say)
+        with Pace(lab, profile) as pace:
+            cluster, assumed = _cluster(options, profile, per_node, here, _Linked(lab, pace, options.measure))
+            planning = _Planning(config, options, profile, cluster)
+            predictions = [planning.predict(way, ranks) for ranks in options.gpus for way in planning.ways(ranks)]
+            if options.measure:
+                predictions += planning.held_out()
+                _measure(predictions, lab, pace, min(here, per_node), config.training.gradient_accumulation)
+                profile.jitter |= pace.jitter  # of many more steps, over all the time
+                predictions = [planning.again(one) for one in predictions]
     advice = [planning.advise([one for one in predictions if one.ranks == n and not one.check]) for n in options.gpus]
     return Plan(
         title=f"{profile.model['name']}, {profile.model['parameters'] / 1e6:,.1f}M parameters",
@@ -80,7 +85,7 @@ def make_plan(config: Config, options: PlanOptions) -> Plan:
         predictions=predictions,
         advice=advice,
         curves=planning.curves(),
-        notes=_notes(profile, threads, options),
+        notes=_notes(profile, threads, options) + _noise(pace),
         global_batch=config.training.batch_size,
         epochs=config.training.epochs,
         scaling=options.scaling,
@@ -131,6 +136,13 @@ class _Planning:
             steps * time.whole / 3600,
             self._options.price,
         )
+
+    def again(self, one: Prediction) -> Prediction:
+        """The same prediction from what is known by now."""
+        batches = one.global_batch, one.batch, min(self._config.training.gradient_accumulation, one.batch)
+        new = self.predict(one.way, one.ranks, (one.global_batch, one.batch, 1) if one.check else batches)
+        measured = {key: getattr(one, key) for key in ("measured_memory", "measured_step", "pace", "check", "trouble")}
+        return replace(new, **measured)
 
     def advise(self, rows: list[Prediction]) -> Advice:
         """What to take for a number of ranks."""
@@ -217,7 +229,7 @@ def _spread_out(sizes: set[int]) -> list[int]:
 
 
 def _cluster(
-    options: PlanOptions, profile: Profile, per_node: int, here: int, lab: Laboratory
+    options: PlanOptions, profile: Profile, per_node: int, here: int, linked: _Linked
 ) -> tuple[Cluster, list[str]]:
     """The machines, from what the user says and what can be measured; and what had to be assumed."""
     base = Cluster()
@@ -225,9 +237,10 @@ def _cluster(
     local = min(max(options.gpus), per_node, here)
     links = {}
     if local > 1 and options.intra_bandwidth is None:
-        wanted = [BY_LABEL[label] for label in ("ddp", "mpi") if not options.strategies or _talks(options, label)]
-        for way in wanted:
-            found = lab.links(way, local)
+        for way in map(BY_LABEL.__getitem__, ("ddp", "mpi", "horovod")):
+            if options.strategies and not _talks(options, way.label):
+                continue
+            found = linked(way, local, max(profile.times[profile.copies(local)]))
             if found is not None:
                 links[found.backend] = found
     assumed = []
@@ -256,22 +269,54 @@ def _cluster(
     return cluster, assumed
 
 
+@dataclass(frozen=True)
+class _Linked:
+    """Measures how ranks talk: at the pace of the machine when the model was measured, where that is looked after."""
+
+    lab: Laboratory
+    pace: Pace
+    paced: bool
+
+    def __call__(self, way: Way, ranks: int, batch: int) -> Links | None:
+        """Of so many ranks; `batch`: samples of the steps that tell the pace."""
+        if not self.paced:
+            return self.lab.links(way, ranks)
+        before = self.pace.now(ranks, batch)
+        found = self.lab.links(way, ranks)
+        return found and found.at_pace(2 / (before + self.pace.now(ranks, batch)))
+
+
 def _talks(options: PlanOptions, label: str) -> bool:
     """Whether one of the strategies asked for talks as this one does."""
     backend = BY_LABEL[label].backend
     return any(BY_LABEL[name].backend == backend for name in options.strategies)
 
 
-def _measure(predictions: Sequence[Prediction], lab: Laboratory, here: int, say: Callable[[str], None]) -> None:
-    """Run for real what this machine can run."""
+def _measure(predictions: Sequence[Prediction], lab: Laboratory, pace: Pace, here: int, accumulation: int) -> None:
+    """Run for real what this machine can run, by turns with `single`'s steps of the same size."""
     for one in predictions:
         if one.ranks > here or not one.way.installed:
             continue
-        say(f"running {one.way.label} on {one.ranks} for comparison")
-        steps = int(max(_TIMED_STEPS[0], min(_TIMED_STEPS[1], _TIMED_SECONDS / one.time.whole)))
-        found, one.trouble = lab.ranks(one.way, one.ranks, one.global_batch, steps)
+        lab.say(f"running {one.way.label} on {one.ranks} for comparison")
+        micro = -(-one.batch // min(accumulation, one.batch))
+        turns = _TURNS, steps_for(one.time.whole)
+        beside = functools.partial(pace.now, one.ranks, micro)
+        found, one.trouble = lab.ranks(one.way, one.ranks, one.global_batch, turns, beside)
         if found is not None:
-            one.measured_memory, one.measured_step = found["peak"], found["step"]
+            one.measured_memory, one.measured_step, one.pace = found["peak"], found["step"], found["beside"]
+            predicted = time_text(one.time.whole * one.pace)
+            lab.say(f"  {time_text(one.measured_step)} a step, predicted {predicted}")
+
+
+def _noise(pace: Pace) -> list[str]:
+    found = pace.noise
+    if found is None:
+        return []
+    text = (
+        "noise: steps of single, measured again by turns with each strategy, were off their own median by "
+        f"{found[0]:.1%} in the middle and by {found[1]:.1%} at most; errors below that mean nothing"
+    )
+    return [text]
 
 
 def _notes(profile: Profile, threads: int | None, options: PlanOptions) -> list[str]:
