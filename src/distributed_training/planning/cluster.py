@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,6 @@ class Links:
     backend: str = ""
     slowdown: float = 1.0
     """Of a computation by a library that only waits: its threads look for work all the time."""
-
-    def at_pace(self, pace: float) -> Links:
-        """As they would have been measured on a machine that is so many times slower."""
-        times = {name: [(size, took * pace) for size, took in points] for name, points in self.times.items()}
-        return replace(self, times=times)
 
 
 @dataclass(frozen=True, kw_only=True)

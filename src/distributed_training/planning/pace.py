@@ -49,6 +49,29 @@ class Pace:
         self.seen.setdefault(key, []).append(took)
         return took / measured
 
+    def largest(self, copies: int) -> int:
+        """Batch that was measured with so many processes."""
+        return max(self._profile.times[self._profile.copies(copies)])
+
+    def rebase(self) -> dict[int, float]:
+        """Bring the profile to the middle of all turns: minutes say more than the second in which it was measured.
+
+        Gives by what its times were multiplied, by processes beside each other.
+        """
+        factors: dict[int, float] = {}
+        for copies, found in self._profile.times.items():
+            known = [
+                statistics.median(took) / self._profile.parts(batch, copies).whole
+                for (beside, batch), took in self.seen.items()
+                if beside == copies and batch in found
+            ]
+            factors[copies] = statistics.median(known) if known else 1.0
+        for copies, found in self._profile.times.items():
+            for one in found.values():
+                one["parts"] = {name: took * factors[copies] for name, took in one["parts"].items()}
+        self._profile.jitter |= self.jitter
+        return factors
+
     @property
     def jitter(self) -> dict[int, float]:
         """By processes beside each other, as `Profile.jitter`, over all turns."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from distributed_training.config import Config
 from distributed_training.config.check import did_you_mean
 from distributed_training.config.errors import ConfigError
-from distributed_training.planning.cluster import Cluster, Links
+from distributed_training.planning.cluster import Cluster
 from distributed_training.planning.measuring import Laboratory
 from distributed_training.planning.memory import Memory, MemoryModel
 from distributed_training.planning.pace import Pace, steps_for
@@ -67,14 +67,14 @@ def make_plan(config: Config, options: PlanOptions) -> Plan:
         lab = Laboratory(config, Path(folder), threads, options.timeout, options.say)
         profile = lab.profile(_wanted(config, options, per_node, here))
         with Pace(lab, profile) as pace:
-            cluster, assumed = _cluster(options, profile, per_node, here, _Linked(lab, pace, options.measure))
+            cluster, assumed = _cluster(options, profile, per_node, here, lab)
             planning = _Planning(config, options, profile, cluster)
             predictions = [planning.predict(way, ranks) for ranks in options.gpus for way in planning.ways(ranks)]
             if options.measure:
                 predictions += planning.held_out()
                 _measure(predictions, lab, pace, min(here, per_node), config.training.gradient_accumulation)
-                profile.jitter |= pace.jitter  # of many more steps, over all the time
-                predictions = [planning.again(one) for one in predictions]
+                factors = pace.rebase()
+                predictions = [planning.again(one, factors.get(one.ranks, 1.0)) for one in predictions]
     advice = [planning.advise([one for one in predictions if one.ranks == n and not one.check]) for n in options.gpus]
     return Plan(
         title=f"{profile.model['name']}, {profile.model['parameters'] / 1e6:,.1f}M parameters",
@@ -137,12 +137,12 @@ class _Planning:
             self._options.price,
         )
 
-    def again(self, one: Prediction) -> Prediction:
-        """The same prediction from what is known by now."""
+    def again(self, one: Prediction, factor: float) -> Prediction:
+        """The same prediction from what is known by now; `factor`: by what the measured times have grown since."""
         batches = one.global_batch, one.batch, min(self._config.training.gradient_accumulation, one.batch)
         new = self.predict(one.way, one.ranks, (one.global_batch, one.batch, 1) if one.check else batches)
-        measured = {key: getattr(one, key) for key in ("measured_memory", "measured_step", "pace", "check", "trouble")}
-        return replace(new, **measured)
+        measured = {key: getattr(one, key) for key in ("measured_memory", "measured_step", "check", "trouble")}
+        return replace(new, **measured, pace=one.pace / factor if one.measured_step is not None else 1.0)
 
     def advise(self, rows: list[Prediction]) -> Advice:
         """What to take for a number of ranks."""
@@ -229,7 +229,7 @@ def _spread_out(sizes: set[int]) -> list[int]:
 
 
 def _cluster(
-    options: PlanOptions, profile: Profile, per_node: int, here: int, linked: _Linked
+    options: PlanOptions, profile: Profile, per_node: int, here: int, lab: Laboratory
 ) -> tuple[Cluster, list[str]]:
     """The machines, from what the user says and what can be measured; and what had to be assumed."""
     base = Cluster()
@@ -240,7 +240,7 @@ def _cluster(
         for way in map(BY_LABEL.__getitem__, ("ddp", "mpi", "horovod")):
             if options.strategies and not _talks(options, way.label):
                 continue
-            found = linked(way, local, max(profile.times[profile.copies(local)]))
+            found = lab.links(way, local)
             if found is not None:
                 links[found.backend] = found
     assumed = []
@@ -269,23 +269,6 @@ def _cluster(
     return cluster, assumed
 
 
-@dataclass(frozen=True)
-class _Linked:
-    """Measures how ranks talk: at the pace of the machine when the model was measured, where that is looked after."""
-
-    lab: Laboratory
-    pace: Pace
-    paced: bool
-
-    def __call__(self, way: Way, ranks: int, batch: int) -> Links | None:
-        """Of so many ranks; `batch`: samples of the steps that tell the pace."""
-        if not self.paced:
-            return self.lab.links(way, ranks)
-        before = self.pace.now(ranks, batch)
-        found = self.lab.links(way, ranks)
-        return found and found.at_pace(2 / (before + self.pace.now(ranks, batch)))
-
-
 def _talks(options: PlanOptions, label: str) -> bool:
     """Whether one of the strategies asked for talks as this one does."""
     backend = BY_LABEL[label].backend
@@ -294,11 +277,13 @@ def _talks(options: PlanOptions, label: str) -> bool:
 
 def _measure(predictions: Sequence[Prediction], lab: Laboratory, pace: Pace, here: int, accumulation: int) -> None:
     """Run for real what this machine can run, by turns with `single`'s steps of the same size."""
+    checked = pace.largest(1)
     for one in predictions:
         if one.ranks > here or not one.way.installed:
             continue
         lab.say(f"running {one.way.label} on {one.ranks} for comparison")
-        micro = -(-one.batch // min(accumulation, one.batch))
+        # A batch that was not measured is to be predicted: its pace is that of one that was.
+        micro = checked if one.check else -(-one.batch // min(accumulation, one.batch))
         turns = _TURNS, steps_for(one.time.whole)
         beside = functools.partial(pace.now, one.ranks, micro)
         found, one.trouble = lab.ranks(one.way, one.ranks, one.global_batch, turns, beside)
