@@ -25,6 +25,7 @@ from distributed_training.strategies import needs
 from distributed_training.verify.running import Outcome, run_program
 
 _MIDDLE = 0.6745  # of a normal distribution: half of all values are nearer than so many sigma
+_AROUND = 2  # turns before and after what is at work also while it is not its turn
 _KILLED = ("exit code -9", "exit code 137")
 
 
@@ -121,10 +122,10 @@ class Laboratory:
         names = [str(rank) for rank in range(1 if launcher == "none" else ranks)]
         took: list[float] = []
         others: list[float] = []
-        restless = way.strategy in RESTLESS  # at work also while it is not their turn
+        restless = way.strategy in RESTLESS
         try:
             if restless:
-                others.append(beside())
+                others += [beside() for _ in range(_AROUND)]
             with Giver(folder, names, self.timeout) as giver:
                 giver.start(launcher, ranks, self._words(task, folder), self._variables(), folder)
                 for _ in range(plan[0]):
@@ -132,7 +133,7 @@ class Laboratory:
                     if not restless:
                         others.append(beside())
             if restless:
-                others.append(beside())
+                others += [beside() for _ in range(_AROUND)]
             answers = [json.loads((folder / f"answer-{n}.json").read_text(encoding="utf-8")) for n in names]
         except (BenchError, FileNotFoundError) as error:
             return None, str(error)

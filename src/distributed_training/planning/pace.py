@@ -10,6 +10,7 @@ from types import TracebackType
 from distributed_training.planning.measuring import Laboratory, jitter_of
 from distributed_training.planning.profile import Profile
 from distributed_training.planning.turns import Giver
+from distributed_training.runtime.errors import BenchError
 
 _SECONDS = 0.6  # of a turn
 _STEPS = (3, 60)
@@ -29,6 +30,7 @@ class Pace:
     def __init__(self, lab: Laboratory, profile: Profile) -> None:
         self._lab, self._profile = lab, profile
         self._givers: dict[tuple[int, int], Giver] = {}
+        self._failed: set[tuple[int, int]] = set()
         self._stack = ExitStack()
         self._series: dict[int, list[list[float]]] = {}
         self.seen: dict[tuple[int, int], list[float]] = {}
@@ -36,14 +38,19 @@ class Pace:
 
     def now(self, copies: int, batch: int) -> float:
         """Time of a step of so many processes beside each other, to what it took when it was measured."""
-        if self._profile.device != "cpu":
+        key = copies, batch
+        if self._profile.device != "cpu" or key in self._failed:
             return 1.0
         measured = self._profile.parts(batch, copies).whole
-        key = copies, batch
-        if key not in self._givers:
-            self._givers[key] = self._lab.reference(copies, batch, steps_for(measured), self._stack)
-            self._givers[key].turn()  # the first one is slower
-        answers = self._givers[key].turn()
+        try:
+            if key not in self._givers:
+                self._givers[key] = self._lab.reference(copies, batch, steps_for(measured), self._stack)
+                self._givers[key].turn()  # the first one is slower
+            answers = self._givers[key].turn()
+        except BenchError as error:  # for want of memory most likely: strategies can be compared without it
+            self._failed.add(key)
+            self._lab.say(f"  the machine's pace is not known ({error}): drift counts as an error")
+            return 1.0
         took = max(float(found["step"]) for found in answers)
         self._series.setdefault(copies, []).extend(found["series"] for found in answers)
         self.seen.setdefault(key, []).append(took)
