@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from tests.planning.made_up import MB, WEIGHTS, profile
 
-from distributed_training.planning.cluster import Cluster
+from distributed_training.planning.cluster import Cluster, Links
 from distributed_training.planning.memory import MemoryModel
 from distributed_training.planning.step_time import TimeModel
 from distributed_training.planning.ways import BY_LABEL, WAYS, ways_for
@@ -13,7 +15,7 @@ from distributed_training.planning.ways import BY_LABEL, WAYS, ways_for
 P = sum(WEIGHTS)
 
 
-def time_model(device: str = "cuda", **cluster: float) -> TimeModel:
+def time_model(device: str = "cuda", **cluster: object) -> TimeModel:
     made = profile(device)
     settings = {"bucket_mb": 25.0, "powersgd_rank": 4.0}
     return TimeModel(made, Cluster(per_node=8, **cluster), MemoryModel(made), settings)  # type: ignore[arg-type]
@@ -142,6 +144,67 @@ def test_ranks_agree_by_a_number_that_takes_as_long_as_a_message() -> None:
     message = 2 * 1e-2  # round the ring of two and back
     assert more("ddp") == pytest.approx(more("accelerate") + message, rel=0.01), "of its own update only ddp asks"
     assert more("deepspeed 2") == pytest.approx(message + 1e-2 + 2 * message), "sum, gather; overflow, norm"
+
+
+def test_ranks_wait_for_the_slowest_more_often_where_they_meet_more_often() -> None:
+    late = {}
+    for label in ("ddp", "zero2"):
+        calm, uneven = time_model("cpu"), time_model("cpu")
+        uneven._profile.jitter = {1: 0.1}
+        way = BY_LABEL[label]
+        more = uneven.predict(way, 2, 16).whole - calm.predict(way, 2, 16).whole
+        late[label] = more / calm.predict(way, 2, 16).compute
+
+    assert late["ddp"] == pytest.approx(0.1 * 0.589, rel=0.01), "the larger of two is 0.59 sigma above their mean"
+    assert late["zero2"] == pytest.approx(late["ddp"] * math.sqrt(6)), "three units, forward and backward"
+
+
+def test_a_library_that_is_never_idle_slows_the_computation() -> None:
+    times = {"all_reduce": [(1e3, 1e-3), (1e8, 1e-1)]}
+    links = {"gloo": Links(2, times), "horovod": Links(2, times, slowdown=1.25)}
+    model = time_model("cpu", links=links)
+
+    ddp, horovod = (model.predict(BY_LABEL[name], 2, 16) for name in ("ddp", "horovod"))
+
+    assert horovod.compute == pytest.approx(1.25 * ddp.compute)
+    assert horovod.rest == pytest.approx(1.25 * ddp.rest)
+
+
+def test_a_backend_that_was_not_measured_is_taken_to_be_like_the_one_that_was() -> None:
+    times = {"all_reduce": [(1e3, 1e-3), (1e8, 1e-1)]}
+    model = time_model("cpu", links={"gloo": Links(2, times)})
+
+    mpi, ddp = (model.predict(BY_LABEL[name], 2, 16) for name in ("mpi", "ddp"))
+
+    assert mpi.talked == pytest.approx(ddp.talked)
+
+
+def test_half_precision_takes_what_was_measured_with_its_rounding() -> None:
+    times = {"all_reduce": [(1e3, 1e-3), (1e8, 1e-1)]}
+    slow = {**times, "all_reduce_bf16": [(1e3, 1e-3), (1e8, 1.0)]}
+    plain, measured = (
+        time_model("cpu", links={"gloo": Links(2, found, overlap=0.0)}).predict(BY_LABEL["ddp+bf16"], 2, 16)
+        for found in (times, slow)
+    )
+
+    assert measured.talked > 5 * plain.talked
+    assert measured.copies == pytest.approx(plain.copies / 2), "its own passes are in what was measured"
+
+
+def test_on_a_cpu_nothing_of_divided_weights_is_hidden() -> None:
+    step = time_model("cpu", intra_bandwidth=1e9, intra_latency=1e-9).predict(BY_LABEL["zero3"], 2, 16)
+
+    # P and 80 MB of units gathered, P divided; half of each goes over the link.
+    assert step.talked == pytest.approx((P + 80 * MB + P) / 2 / 1e9, rel=1e-3)
+    assert step.waited == step.talked
+
+
+def test_deepspeed_3_sends_each_small_parameter_by_itself() -> None:
+    made = time_model("cpu", intra_latency=1e-3, intra_bandwidth=1e15)
+    before = made.predict(BY_LABEL["deepspeed 3"], 2, 16).talked
+    made._bytes = [*WEIGHTS, *[400.0] * 10]
+
+    assert made.predict(BY_LABEL["deepspeed 3"], 2, 16).talked == pytest.approx(before + 10 * 1e-3, rel=1e-3)
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way.family != "single"], ids=lambda way: way.label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from distributed_training.config import Config
 from distributed_training.planning import model_facts
-from distributed_training.planning.measuring import Laboratory, _middle, read_links
+from distributed_training.planning.measuring import Laboratory, jitter_of, read_links, slowest
 from distributed_training.planning.profile import BACKWARD_OVER, UPDATE
 from distributed_training.planning.ways import BY_LABEL, chosen_way
 from distributed_training.runtime.allocator import keep_freed_memory, return_freed_memory
@@ -39,22 +40,40 @@ def test_a_measurement_that_was_killed_is_told_from_one_that_failed(tmp_path: Pa
     assert "no such label" in str(failed)
 
 
-def test_copies_beside_each_other_count_by_their_mean() -> None:
+def test_of_copies_beside_each_other_the_slowest_counts() -> None:
     copies = [
-        {"8": {"step": s, "spread": s / 10, "had_core": s / 4, "parts": {"forward": s}, "timeline": []}}
-        for s in (1.0, 3.0)
+        {"8": {"step": s, "spread": 1 / s, "had_core": s / 4, "parts": {"forward": s}, "timeline": []}}
+        for s in (1.0, 3.0, 2.0)
     ]
 
-    merged = _middle(copies)
+    merged = slowest(copies)
 
-    assert merged[8]["step"] == 2.0
-    assert merged[8]["parts"] == {"forward": 2.0}
-    assert merged[8]["spread"] == pytest.approx(0.3)
+    assert merged[8]["step"] == 3.0
+    assert merged[8]["parts"] == {"forward": 3.0}
+    assert merged[8]["spread"] == 1.0
     assert merged[8]["had_core"] == pytest.approx(0.25), "of the one that was disturbed most"
 
 
+def test_jitter_is_from_step_to_step_and_no_drift() -> None:
+    generator = random.Random(1)
+    noisy = [10 + generator.gauss(0.0, 0.5) for _ in range(4000)]
+    drifting = [10 + i / 1000 + generator.gauss(0.0, 0.05) for i in range(4000)]
+    disturbed = [10.0, 10.0, 30.0, 10.0, 10.0, 10.0]
+
+    assert jitter_of([noisy]) == pytest.approx(0.05, rel=0.1)
+    assert jitter_of([drifting]) == pytest.approx(0.05 / 12, rel=0.1)
+    assert jitter_of([disturbed, disturbed]) == 0.0
+    assert jitter_of([[1.0]]) == 0.0
+
+
 def test_how_mpi_talks_is_found_by_the_name_of_its_way() -> None:
-    found = {"ranks": 2, "backend": "dtrain_mpi", "overlap": 0.5, "times": {"all_reduce": [[8, 1e-6], [80, 1e-5]]}}
+    found = {
+        "ranks": 2,
+        "backend": "dtrain_mpi",
+        "overlap": 0.5,
+        "slowdown": 1.0,
+        "times": {"all_reduce": [[8, 1e-6], [80, 1e-5]]},
+    }
 
     mpi, ddp = read_links(found, BY_LABEL["mpi"]), read_links({**found, "backend": "gloo"}, BY_LABEL["ddp"])
 

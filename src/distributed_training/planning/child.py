@@ -40,6 +40,8 @@ class Task:
     seconds: float = 1.0
     steps: int | None = None
     warmup: int = 2
+    turns: float = 0.0
+    """Seconds to wait for a turn at most, where steps are timed by turns with other trainings; 0: they are not."""
 
 
 @dataclass
@@ -111,6 +113,7 @@ def _measure(task: Task, config: Config, size: int, data: Any, what: str) -> tup
     """
     from distributed_training.planning.model_facts import check_room, model_facts
     from distributed_training.planning.stopwatch import MEMORY_STEPS, Stopwatch
+    from distributed_training.planning.turns import Taker
     from distributed_training.runtime.allocator import return_freed_memory
     from distributed_training.runtime.device import choose_device
     from distributed_training.runtime.meters import meter_for, process_size
@@ -120,8 +123,10 @@ def _measure(task: Task, config: Config, size: int, data: Any, what: str) -> tup
     parts = min(config.training.gradient_accumulation, size)
     config = config.replace(**{"training.batch_size": size, "training.gradient_accumulation": parts})
     quiet = config.replace(**{"run.allocator": "default", **({"training.capture": "off"} if task.details else {})})
-    device = choose_device(config.training.device, read_world().local_rank)
+    world = read_world()
+    device = choose_device(config.training.device, world.local_rank)
     timed = what in ("time", "both")
+    name = str(world.rank) if world.size > 1 else task.name
     gc.collect()
     return_freed_memory()
     base = process_size()
@@ -134,6 +139,7 @@ def _measure(task: Task, config: Config, size: int, data: Any, what: str) -> tup
         timed=timed,
         memory_steps=1 if what == "buffers" else MEMORY_STEPS,
         before_timing=lambda: _begin_timing(task, config, size, device.type),
+        turns=Taker(Path(task.folder), name, task.turns) if task.turns and timed else None,
     )
     with build_job(quiet, run_dir=False, data=data) as job:
         check_room(job.trainer.model, job.trainer.optimizer, device)

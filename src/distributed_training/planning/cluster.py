@@ -12,10 +12,13 @@ class Links:
     ranks: int
     """Of the measurement."""
     times: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """all_reduce, all_gather, reduce_scatter, broadcast: (bytes of the whole tensor, seconds), ascending."""
+    """all_reduce, all_gather, reduce_scatter, broadcast: (bytes of the whole tensor, seconds), ascending.
+    all_reduce_bf16: (bytes that travel, seconds with the rounding before and after)."""
     overlap: float = 1.0
     """Share of a transfer that costs the computation beside it nothing: 0 where both want the same cores."""
     backend: str = ""
+    slowdown: float = 1.0
+    """Of a computation by a library that only waits: its threads look for work all the time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +38,7 @@ class Cluster:
     overlap: float = 1.0
     """Share of a transfer that is free while the device computes."""
     links: dict[str, Links] = field(default_factory=dict)
-    """Measured inside this machine, by backend: `gloo`, `nccl`, `mpi`."""
+    """Measured inside this machine, by backend: `gloo`, `nccl`, `mpi`, `horovod`."""
     device_memory: float = 0.0
     """Bytes that one rank may use."""
     price: float | None = None

@@ -29,12 +29,16 @@ class Network:
     cluster: Cluster
     backend: str = ""
 
-    def seconds(self, operation: str, size: float, ranks: int) -> float:
-        """Of one operation on a tensor of `size` bytes (the whole, where ranks have parts)."""
+    def seconds(self, operation: str, size: float, ranks: int, measured: str = "") -> float:
+        """Of one operation on a tensor of `size` bytes (the whole, where ranks have parts).
+
+        Args:
+            measured: the name under which it was measured, where that is another one.
+        """
         if ranks == 1 or size <= 0:
             return 0.0
         cluster, local, nodes = self.cluster, self.cluster.local(ranks), self.cluster.nodes(ranks)
-        fixed, inside = self._inside(operation, size, local) if local > 1 else (0.0, 0.0)
+        fixed, inside = self._inside(operation, size, local, measured or operation) if local > 1 else (0.0, 0.0)
         if nodes == 1:
             return fixed + inside
         between = bytes_sent(operation, size, ranks) / cluster.bandwidth
@@ -48,13 +52,18 @@ class Network:
         """The sum of a tensor on every rank."""
         return self.seconds("all_reduce", size, ranks)
 
-    def _inside(self, operation: str, size: float, ranks: int) -> tuple[float, float]:
+    def has(self, measured: str) -> bool:
+        """Whether an operation was measured on this machine."""
+        links = self.cluster.links.get(self.backend)
+        return links is not None and measured in links.times
+
+    def _inside(self, operation: str, size: float, ranks: int, measured: str) -> tuple[float, float]:
         """(latency, time of the bytes) inside a machine: as measured with as many ranks, or by the same bandwidth."""
         cluster, links = self.cluster, self.cluster.links.get(self.backend)
-        if links is None or operation not in links.times:
+        if links is None or measured not in links.times:
             passed = bytes_sent(operation, size, ranks) / cluster.intra_bandwidth
             return self._latency(operation, ranks, cluster.intra_latency), passed
-        points = links.times[operation]
+        points = links.times[measured]
         fixed = min(seconds for _, seconds in points)
         passed = max(0.0, interpolate(points, size) - fixed)
         more = self._latency(operation, ranks, 1.0) / self._latency(operation, links.ranks, 1.0)

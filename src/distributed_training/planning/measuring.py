@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,15 @@ from distributed_training.config import Config
 from distributed_training.planning.child import BEFORE_CAPTURED, Task
 from distributed_training.planning.cluster import Links
 from distributed_training.planning.profile import Profile
+from distributed_training.planning.sweep import RESTLESS
+from distributed_training.planning.turns import Giver
 from distributed_training.planning.ways import Way
 from distributed_training.runtime.errors import BenchError, OutOfMemoryError
 from distributed_training.strategies import needs
 from distributed_training.verify.running import Outcome, run_program
 
+_MIDDLE = 0.6745  # of a normal distribution: half of all values are nearer than so many sigma
+_AROUND = 2  # turns before and after what is at work also while it is not its turn
 _KILLED = ("exit code -9", "exit code 137")
 
 
@@ -45,7 +52,8 @@ class Laboratory:
             answers = self._copies(copies, sorted(batches))
             if profile is None:
                 profile = Profile(answers[0]["model"])
-            profile.times[copies] = _middle([answer["batches"] for answer in answers])
+            profile.times[copies] = slowest([answer["batches"] for answer in answers])
+            profile.jitter[copies] = jitter_of([one["series"] for a in answers for one in a["batches"].values()])
             profile.trouble = profile.trouble or answers[0]["trouble"]
         assert profile is not None
         found = [one for times in profile.times.values() for one in times.values()]
@@ -68,9 +76,37 @@ class Laboratory:
             return None
         return read_links(json.loads(out.read_text(encoding="utf-8")), way)
 
-    def ranks(self, way: Way, ranks: int, batch: int, steps: int) -> tuple[dict[str, Any] | None, str]:
-        """(what so many real ranks took, "") or (None, why not)."""
+    def reference(self, copies: int, batch: int, steps: int, stack: ExitStack) -> Giver:
+        """Processes that do `single`'s steps beside each other whenever it is their turn, until the stack is left."""
         folder = self._new_folder()
+        giver = stack.enter_context(Giver(folder, [str(number) for number in range(copies)], self.timeout))
+        config = self._settings({"strategy.name": "single", "strategy.compression": "none"}, 1)
+        for number in range(copies):
+            task = Task(
+                config=config.to_dict(),
+                batches=[batch],
+                folder=str(folder),
+                name=str(number),
+                memory=False,
+                details=False,
+                steps=steps,
+                turns=10 * self.timeout,  # others may be measured for long
+            )
+            own = folder / f"copy-{number}"
+            own.mkdir()
+            giver.start("none", 1, self._words(task, own), self._variables(), own)
+        return giver
+
+    def ranks(
+        self, way: Way, ranks: int, batch: int, plan: tuple[int, int], beside: Callable[[], float]
+    ) -> tuple[dict[str, float] | None, str]:
+        """(what so many real ranks took, "") or (None, why not).
+
+        Args:
+            plan: turns, and steps in each.
+            beside: what is measured by turns with them.
+        """
+        folder, launcher = self._new_folder(), _launcher(way)
         settings: dict[str, Any] = dict(way.settings)
         if way.compression == "powersgd":
             settings["strategy.powersgd_start_step"] = 2  # or a short run would not see it
@@ -79,18 +115,35 @@ class Laboratory:
             batches=[batch],
             folder=str(folder),
             details=False,
-            steps=steps,
+            steps=plan[1],
             warmup=3 if self.threads is not None else BEFORE_CAPTURED,
+            turns=self.timeout,
         )
+        names = [str(rank) for rank in range(1 if launcher == "none" else ranks)]
+        took: list[float] = []
+        others: list[float] = []
+        restless = way.strategy in RESTLESS
+        try:
+            if restless:
+                others += [beside() for _ in range(_AROUND)]
+            with Giver(folder, names, self.timeout) as giver:
+                giver.start(launcher, ranks, self._words(task, folder), self._variables(), folder)
+                for _ in range(plan[0]):
+                    took.append(max(found["step"] for found in giver.turn()))
+                    if not restless:
+                        others.append(beside())
+            if restless:
+                others += [beside() for _ in range(_AROUND)]
+            answers = [json.loads((folder / f"answer-{n}.json").read_text(encoding="utf-8")) for n in names]
+        except (BenchError, FileNotFoundError) as error:
+            return None, str(error)
+        peak = max(answer["batches"][str(batch)]["peak"] for answer in answers)
+        return {"step": statistics.median(took), "peak": peak, "beside": statistics.median(others)}, ""
+
+    def _words(self, task: Task, folder: Path) -> list[str]:
+        """The program of a process that does a task."""
         (folder / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
-        words = ["-m", "distributed_training.planning.child", str(folder / "task.json")]
-        outcome = self._run(way, ranks, words, folder)
-        answers = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("answer-*.json"))]
-        expected = 1 if needs(way.strategy).launcher == "none" else ranks
-        if outcome.problem or len(answers) < expected:
-            return None, f"{outcome.problem}: {_last(outcome)}"
-        found = [answer["batches"][str(batch)] for answer in answers]
-        return {key: max(one[key] for one in found) for key in ("step", "peak")}, ""
+        return ["-m", "distributed_training.planning.child", str(folder / "task.json")]
 
     def _copies(self, copies: int, batches: list[int]) -> list[dict[str, Any]]:
         folder = self._new_folder()
@@ -108,9 +161,7 @@ class Laboratory:
             )
             own = folder / f"copy-{number}"
             own.mkdir()
-            (own / "task.json").write_text(json.dumps(asdict(task)), encoding="utf-8")
-            words = ["-m", "distributed_training.planning.child", str(own / "task.json")]
-            return run_program("none", 1, words, self._variables(), own, self.timeout)
+            return run_program("none", 1, self._words(task, own), self._variables(), own, self.timeout)
 
         with ThreadPoolExecutor(copies) as pool:
             outcomes = list(pool.map(one, range(copies)))
@@ -161,8 +212,7 @@ class Laboratory:
         return self.config.replace(**{**quiet, **settings})
 
     def _run(self, way: Way, ranks: int, words: list[str], folder: Path) -> Outcome:
-        launcher = needs(way.strategy).launcher
-        return run_program(launcher, ranks, words, self._variables(), folder, self.timeout)
+        return run_program(_launcher(way), ranks, words, self._variables(), folder, self.timeout)
 
     def _variables(self) -> dict[str, str]:
         return {"OMP_NUM_THREADS": str(self.threads)} if self.threads is not None else {}
@@ -174,24 +224,38 @@ class Laboratory:
         return folder
 
 
+def _launcher(way: Way) -> str:
+    """Who starts the ranks: ours, which is quicker, except where a library insists on its own."""
+    wanted = needs(way.strategy).launcher
+    return "dtrain" if wanted == "torchrun" else wanted
+
+
 def read_links(found: Mapping[str, Any], way: Way) -> Links:
     """What a sweep found. A way that chooses its backend looks for it by that name, not by the one torch knows."""
     times = {name: [(float(size), float(took)) for size, took in points] for name, points in found["times"].items()}
-    return Links(int(found["ranks"]), times, float(found["overlap"]), way.backend or str(found["backend"]))
+    return Links(
+        int(found["ranks"]), times, float(found["overlap"]), way.backend or str(found["backend"]), found["slowdown"]
+    )
 
 
-def _middle(answers: list[dict[str, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
-    """Of copies beside each other: the mean of their times, for ranks wait for each other in turn; the rest of one."""
+def slowest(answers: list[dict[str, dict[str, Any]]]) -> dict[int, dict[str, Any]]:
+    """Of copies beside each other the one that took longest, by batch size: ranks wait for it."""
     merged: dict[int, dict[str, Any]] = {}
     for size in set.intersection(*(set(answer) for answer in answers)):
         found = [answer[size] for answer in answers]
-        one = dict(found[0])
-        one["step"] = statistics.fmean(f["step"] for f in found)
+        one = dict(max(found, key=lambda f: float(f["step"])))
         one["spread"], one["had_core"] = max(f["spread"] for f in found), min(f["had_core"] for f in found)
-        names = {name for f in found for name in f["parts"]}
-        one["parts"] = {name: statistics.fmean(f["parts"].get(name, 0.0) for f in found) for name in names}
         merged[int(size)] = one
     return merged
+
+
+def jitter_of(series: Sequence[Sequence[float]]) -> float:
+    """How much a step differs from the one before, as a share of it: sigma, by the middle difference.
+
+    A drift over many steps does not count, nor does a single step that was disturbed.
+    """
+    changes = [abs(b - a) / statistics.median(steps) for steps in series for a, b in itertools.pairwise(steps)]
+    return statistics.median(changes) / (_MIDDLE * math.sqrt(2)) if changes else 0.0
 
 
 def _numbers(batches: Sequence[int]) -> str:

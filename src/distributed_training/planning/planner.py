@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import tempfile
@@ -15,6 +16,7 @@ from distributed_training.config.errors import ConfigError
 from distributed_training.planning.cluster import Cluster
 from distributed_training.planning.measuring import Laboratory
 from distributed_training.planning.memory import Memory, MemoryModel
+from distributed_training.planning.pace import Pace, steps_for
 from distributed_training.planning.predictions import Advice, Curve, Plan, Prediction
 from distributed_training.planning.profile import Profile
 from distributed_training.planning.recommend import advise
@@ -28,7 +30,7 @@ _MOST_SIZES = 4  # batch sizes measured for each number of processes
 _FURTHEST = 1024  # ranks of the curves
 _DRAWN = ("ddp", "ddp+powersgd", "zero1", "zero3")
 _ALONE = 0.9  # share of the time that a process runs where nothing else wants its core
-_TIMED_STEPS, _TIMED_SECONDS = (5, 60), 3.0
+_TURNS = 4  # of each strategy that is measured, to compare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +66,15 @@ def make_plan(config: Config, options: PlanOptions) -> Plan:
         threads = max(1, len(os.sched_getaffinity(0)) // min(per_node, here)) if device == "cpu" else None
         lab = Laboratory(config, Path(folder), threads, options.timeout, options.say)
         profile = lab.profile(_wanted(config, options, per_node, here))
-        cluster, assumed = _cluster(options, profile, per_node, here, lab)
-        planning = _Planning(config, options, profile, cluster)
-        predictions = [planning.predict(way, ranks) for ranks in options.gpus for way in planning.ways(ranks)]
-        if options.measure:
-            predictions += planning.held_out()
-            _measure(predictions, lab, min(here, per_node), options.say)
+        with Pace(lab, profile) as pace:
+            cluster, assumed = _cluster(options, profile, per_node, here, lab)
+            planning = _Planning(config, options, profile, cluster)
+            predictions = [planning.predict(way, ranks) for ranks in options.gpus for way in planning.ways(ranks)]
+            if options.measure:
+                predictions += planning.held_out()
+                _measure(predictions, lab, pace, min(here, per_node), config.training.gradient_accumulation)
+                factors = pace.rebase()
+                predictions = [planning.again(one, factors.get(one.ranks, 1.0)) for one in predictions]
     advice = [planning.advise([one for one in predictions if one.ranks == n and not one.check]) for n in options.gpus]
     return Plan(
         title=f"{profile.model['name']}, {profile.model['parameters'] / 1e6:,.1f}M parameters",
@@ -80,7 +85,7 @@ def make_plan(config: Config, options: PlanOptions) -> Plan:
         predictions=predictions,
         advice=advice,
         curves=planning.curves(),
-        notes=_notes(profile, threads, options),
+        notes=_notes(profile, threads, options) + _noise(pace),
         global_batch=config.training.batch_size,
         epochs=config.training.epochs,
         scaling=options.scaling,
@@ -131,6 +136,13 @@ class _Planning:
             steps * time.whole / 3600,
             self._options.price,
         )
+
+    def again(self, one: Prediction, factor: float) -> Prediction:
+        """The same prediction from what is known by now; `factor`: by what the measured times have grown since."""
+        batches = one.global_batch, one.batch, min(self._config.training.gradient_accumulation, one.batch)
+        new = self.predict(one.way, one.ranks, (one.global_batch, one.batch, 1) if one.check else batches)
+        measured = {key: getattr(one, key) for key in ("measured_memory", "measured_step", "check", "trouble")}
+        return replace(new, **measured, pace=one.pace / factor if one.measured_step is not None else 1.0)
 
     def advise(self, rows: list[Prediction]) -> Advice:
         """What to take for a number of ranks."""
@@ -225,8 +237,9 @@ def _cluster(
     local = min(max(options.gpus), per_node, here)
     links = {}
     if local > 1 and options.intra_bandwidth is None:
-        wanted = [BY_LABEL[label] for label in ("ddp", "mpi") if not options.strategies or _talks(options, label)]
-        for way in wanted:
+        for way in map(BY_LABEL.__getitem__, ("ddp", "mpi", "horovod")):
+            if options.strategies and not _talks(options, way.label):
+                continue
             found = lab.links(way, local)
             if found is not None:
                 links[found.backend] = found
@@ -262,16 +275,33 @@ def _talks(options: PlanOptions, label: str) -> bool:
     return any(BY_LABEL[name].backend == backend for name in options.strategies)
 
 
-def _measure(predictions: Sequence[Prediction], lab: Laboratory, here: int, say: Callable[[str], None]) -> None:
-    """Run for real what this machine can run."""
+def _measure(predictions: Sequence[Prediction], lab: Laboratory, pace: Pace, here: int, accumulation: int) -> None:
+    """Run for real what this machine can run, by turns with `single`'s steps of the same size."""
+    checked = pace.largest(1)
     for one in predictions:
         if one.ranks > here or not one.way.installed:
             continue
-        say(f"running {one.way.label} on {one.ranks} for comparison")
-        steps = int(max(_TIMED_STEPS[0], min(_TIMED_STEPS[1], _TIMED_SECONDS / one.time.whole)))
-        found, one.trouble = lab.ranks(one.way, one.ranks, one.global_batch, steps)
+        lab.say(f"running {one.way.label} on {one.ranks} for comparison")
+        # A batch that was not measured is to be predicted: its pace is that of one that was.
+        micro = checked if one.check else -(-one.batch // min(accumulation, one.batch))
+        turns = _TURNS, steps_for(one.time.whole)
+        beside = functools.partial(pace.now, one.ranks, micro)
+        found, one.trouble = lab.ranks(one.way, one.ranks, one.global_batch, turns, beside)
         if found is not None:
-            one.measured_memory, one.measured_step = found["peak"], found["step"]
+            one.measured_memory, one.measured_step, one.pace = found["peak"], found["step"], found["beside"]
+            predicted = time_text(one.time.whole * one.pace)
+            lab.say(f"  {time_text(one.measured_step)} a step, predicted {predicted}")
+
+
+def _noise(pace: Pace) -> list[str]:
+    found = pace.noise
+    if found is None:
+        return []
+    text = (
+        "noise: steps of single, measured again by turns with each strategy, were off their own median by "
+        f"{found[0]:.1%} in the middle and by {found[1]:.1%} at most; errors below that mean nothing"
+    )
+    return [text]
 
 
 def _notes(profile: Profile, threads: int | None, options: PlanOptions) -> list[str]:

@@ -32,6 +32,8 @@ class Prediction:
     """Of a GPU for an hour."""
     measured_memory: float | None = None
     measured_step: float | None = None
+    pace: float = 1.0
+    """Time that `single` took by turns with what was measured, to the time from which this was predicted."""
     check: bool = False
     """Only to compare with what is measured: a batch size that nobody asked for."""
     trouble: str = ""
@@ -55,7 +57,7 @@ class Prediction:
     @property
     def step_error(self) -> float | None:
         """Of the prediction, to what was measured."""
-        return None if self.measured_step is None else self.time.whole / self.measured_step - 1
+        return None if self.measured_step is None else self.time.whole * self.pace / self.measured_step - 1
 
 
 @dataclass

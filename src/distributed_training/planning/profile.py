@@ -43,6 +43,8 @@ class Profile:
     """Why larger batches could not be measured."""
     spread: float = 0.0
     """Of the noisiest measurement."""
+    jitter: dict[int, float] = field(default_factory=dict)
+    """By processes beside each other: how much a step differs from the one before, as a share of it (one sigma)."""
     had_core: float = 1.0
     """Share of the time in which a process that was measured on a CPU really ran: of the one that ran least."""
 

@@ -57,7 +57,7 @@ def to_dict(plan: Plan) -> dict[str, Any]:
             "cost_per_epoch": one.cost_per_epoch,
         }
         if one.measured_step is not None:
-            row["measured"] = {"memory": one.measured_memory, "step": one.measured_step}
+            row["measured"] = {"memory": one.measured_memory, "step": one.measured_step, "pace": one.pace}
             row["error"] = {"memory": one.memory_error, "step": one.step_error}
         if one.trouble:
             row["trouble"] = one.trouble
@@ -194,7 +194,7 @@ def _measured_cells(plan: Plan) -> list[tuple[str, ...]]:
                 size_text(one.memory.total),
                 size_text(one.measured_memory),
                 f"{one.memory_error:+.1%}",
-                time_text(one.time.whole),
+                time_text(one.time.whole * one.pace),
                 time_text(one.measured_step),
                 f"{one.step_error:+.1%}",
             )

@@ -8,12 +8,16 @@ the other as soon as their last gradient is there:
 Where computing and sending want the same cores, only a part of a transfer is hidden (`Cluster.overlap`, measured):
 
     waited = overlap * exposed + (1 - overlap) * sum of T
+
+Ranks that compute the same do not take the same time. At each of k places in a step where they wait for each other they
+wait for the slowest of N, whose lateness adds up with the root of k (docs/planning.md, A step).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from distributed_training.planning.cluster import Cluster
 from distributed_training.planning.communication import Network
@@ -24,6 +28,8 @@ from distributed_training.strategies.formulas import bytes_sent, step_bytes
 
 _FIRST_BUCKET = 1 << 20  # DDP's first one is small, to begin early
 _CYCLE = 1e-3  # seconds after which Horovod looks whether something is ready
+_PERSISTENT = 100_000  # numbers of the largest parameter that DeepSpeed's stage 3 keeps whole between two updates
+_KEPT = 1e9  # numbers that its stage 3 keeps gathered from the forward to the backward pass
 _NUMBER = 8.0  # bytes
 _WORTH_A_MESSAGE = 32 << 20  # see strategies.ddp
 _POWERSGD_PASSES = 8  # times that a gradient is read or written to be approximated
@@ -72,9 +78,12 @@ class TimeModel:
         forward, backward = parts.forward * accumulation, parts.backward * accumulation
         if way.family == "single" or ranks == 1:
             return StepTime(forward + backward + parts.update, 0.0, 0.0, 0.0, parts.rest, 0.0)
-        network = Network(self._cluster, way.backend or self._backend)
-        links = self._cluster.links.get(network.backend)
+        # A backend that could not be measured is taken to be as good as the one that was.
+        backend = way.backend if way.backend in self._cluster.links else self._backend
+        network = Network(self._cluster, backend)
+        links = self._cluster.links.get(backend)
         overlap = links.overlap if links is not None else self._cluster.overlap
+        slowdown = links.slowdown if links is not None else 1.0
         if way.family == "fsdp":
             talk = self._divided(way, network, ranks, parts.forward, parts.backward, overlap)
         elif way.family == "deepspeed":
@@ -83,10 +92,23 @@ class TimeModel:
             talk = self._one_process(network, ranks)
         else:
             talk = self._in_buckets(way, network, ranks, parts.backward, overlap, batch / accumulation)
-        update = parts.update * self._update_share(way, ranks)
         waited, talked, copies, sent = talk
         agreed = self._agreements(way) * network.all_reduce(_NUMBER, ranks)
-        return StepTime(forward + backward + update, copies, waited + agreed, talked + agreed, parts.rest, sent)
+        compute = (forward + backward + parts.update * self._update_share(way, ranks)) * slowdown
+        late = self._late(way, ranks, compute)
+        return StepTime(compute, copies, waited + agreed + late, talked + agreed, parts.rest * slowdown, sent)
+
+    def _late(self, way: Way, ranks: int, compute: float) -> float:
+        """How long ranks wait for the slowest in a step: by so much as steps differ from each other."""
+        here = self._profile.copies(self._cluster.local(ranks))
+        slowest = NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))  # sigmas, of the largest of so many
+        return self._profile.jitter.get(here, 0.0) * slowest * math.sqrt(self._meetings(way)) * compute
+
+    def _meetings(self, way: Way) -> int:
+        """Places in a step where ranks wait for each other after they have computed for a while."""
+        if way.family == "fsdp" and self._profile.device == "cpu":
+            return 2 * len(set(self._profile.model["units"]))  # each unit's weights, then its gradients
+        return 2 if way.family in ("fsdp", "deepspeed") and way.stage == 3 else 1
 
     def _agreements(self, way: Way) -> int:
         """Numbers on which ranks agree before an update, one after the other: are all gradients finite."""
@@ -110,9 +132,10 @@ class TimeModel:
         buckets = self._buckets(way, batch)
         end = talked = sent = 0.0
         passes = 1.0
+        rounded = way.compression in ("fp16", "bf16") and network.has("all_reduce_bf16")
         for size, ready, _ in buckets:
             travels = self._compressed(way, size)
-            took = network.all_reduce(travels, ranks)
+            took = network.seconds("all_reduce", travels, ranks, "all_reduce_bf16" if rounded else "")
             end = max(end, ready * backward) + took
             talked += took
             sent += bytes_sent("all_reduce", travels, ranks)
@@ -120,7 +143,7 @@ class TimeModel:
         if way.compression == "powersgd":
             passes += _POWERSGD_PASSES
             waited += 2 * network.all_reduce(4.0, ranks)  # two messages a bucket, one after the other
-        elif way.compression != "none":
+        elif way.compression != "none" and not rounded:
             passes += 1
         if way.family == "horovod":
             waited += _CYCLE
@@ -174,7 +197,9 @@ class TimeModel:
         gather = [network.seconds("all_gather", size, ranks) for size in sizes.values()]
         scatter = [network.seconds("reduce_scatter", size, ranks) for size in sizes.values()]
         again = way.stage == 3
-        in_backward = sum(scatter) + (sum(gather) if again else 0.0)
+        # What belongs to no unit stays gathered: the backward pass begins with it.
+        more = [took for unit, took in zip(sizes, gather) if unit != -1] if again else []
+        in_backward = sum(scatter) + sum(more)
         # The first unit's weights and the last unit's gradients have nothing to hide behind.
         exposed = gather[0] + max(0.0, sum(gather[1:]) - forward) + scatter[-1]
         exposed += max(0.0, in_backward - scatter[-1] - backward)
@@ -182,17 +207,31 @@ class TimeModel:
         gathers = 2 if again else 1
         sent = step_bytes(way.stage, self._whole, ranks)
         copies = (gathers + 1) * self._whole / self._copy
+        if self._profile.device == "cpu":  # FSDP has no streams there: it waits for each of them
+            return talked, talked, copies, sent
         return overlap * min(exposed, talked) + (1 - overlap) * talked, talked, copies, sent
 
     def _deepspeed(self, way: Way, network: Network, ranks: int) -> tuple[float, float, float, float]:
         """A bucket of DeepSpeed holds all gradients of most models, so that it travels when the backward pass ends."""
         gather = network.seconds("all_gather", self._whole, ranks)
         if way.stage == 3:
-            talked = 2 * gather + network.seconds("reduce_scatter", self._whole, ranks)
-            return talked, talked, 4 * self._whole / self._copy, step_bytes(3, self._whole, ranks)
+            return self._deepspeed_3(network, ranks)
         talked = network.all_reduce(self._whole, ranks) + gather
         # Its stage 2 sends as stage 1 does: it all-reduces where a reduce-scatter would do.
         return talked, talked, 3 * self._whole / self._copy, step_bytes(1, self._whole, ranks)
+
+    def _deepspeed_3(self, network: Network, ranks: int) -> tuple[float, float, float, float]:
+        """Small parameters are gathered after the update, each by itself. Large ones before the forward pass, and once
+        more before the backward pass only where they are too many to be kept."""
+        small = [size for size in self._bytes if size / 4 <= _PERSISTENT]
+        large = self._whole - sum(small)
+        times = 2 if self._whole / 4 > _KEPT else 1
+        talked = times * network.seconds("all_gather", large, ranks) if large else 0.0
+        talked += sum(network.seconds("all_gather", size, ranks) for size in small)
+        talked += network.seconds("reduce_scatter", self._whole, ranks)
+        gathered = bytes_sent("all_gather", times * large + sum(small), ranks)
+        sent = gathered + bytes_sent("reduce_scatter", self._whole, ranks)
+        return talked, talked, 4 * self._whole / self._copy, sent
 
     def _one_process(self, network: Network, ranks: int) -> tuple[float, float, float, float]:
         """dp: in every step the weights go out from the first GPU and all gradients come back to it."""

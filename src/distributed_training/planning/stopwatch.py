@@ -16,12 +16,14 @@ import torch
 from torch import Tensor, nn
 
 from distributed_training.planning.profile import BACKWARD_OVER, UPDATE
+from distributed_training.planning.turns import Taker
 from distributed_training.runtime.meters import Meter
 from distributed_training.training.callbacks import Callback
 from distributed_training.training.trainer import Trainer
 
 MEMORY_STEPS = 3  # the first makes the optimizer's state, the second what is made once all state is there
 _READY_STEPS = 2
+_WAKING = 1  # steps after a sleep that are not timed
 # What a mark ends.
 _PARTS = {
     "place": "wait",
@@ -46,6 +48,8 @@ class Found:
     """Seconds of the parts of a step: wait (data), place, forward, backward, between, update, loop."""
     step: float = 0.0
     """Seconds of a whole step: the middle one."""
+    series: list[float] = field(default_factory=list)
+    """Seconds of every step that was timed."""
     spread: float = 0.0
     """Distance between the quartiles of the steps, as a share of the middle."""
     ready: list[tuple[int, float]] = field(default_factory=list)
@@ -98,6 +102,7 @@ class Stopwatch(Callback):
         timed: bool = True,
         memory_steps: int = MEMORY_STEPS,
         before_timing: Callable[[], None] = lambda: None,
+        turns: Taker | None = None,
     ) -> None:
         """
         Args:
@@ -109,10 +114,12 @@ class Stopwatch(Callback):
             timed: False ends when memory has been measured.
             memory_steps: of which the last one is measured.
             before_timing: called once memory has been measured.
+            turns: time steps again and again, each time that it is our turn.
         """
         self.found = Found()
         self._meter, self._seconds, self._steps, self._warmup = meter, seconds, steps, warmup
         self._details, self._timed, self._before_timing = details, timed, before_timing
+        self._turns, self._awake = turns, False
         self._done, self._over = 0, False
         self._timing = 0 if meter is None else memory_steps
         self._ends_at: float | None = None
@@ -172,6 +179,9 @@ class Stopwatch(Callback):
         if since < self._warmup:
             return
         if since == self._warmup:
+            if self._turns is not None and not self._awake:
+                self._next_turn(trainer)
+                return
             if self._details:
                 self._mark_parts(trainer)
             self._clock.mark("end")
@@ -187,10 +197,21 @@ class Stopwatch(Callback):
         self.found.had_core = own / whole
         self._read_times()
         self._release()
-        if self._details and trainer.strategy.world_size == 1:
+        if self._turns is not None:
+            self._turns.done({"step": self.found.step, "series": self.found.series})
+            self._next_turn(trainer)
+        elif self._details and trainer.strategy.world_size == 1:
             self._readying = 0
             self._hook(lambda number: self._clock.mark(str(number)))
             self._wrap(trainer.strategy, "backward", lambda: self._clock.mark("begin"), lambda: self._clock.mark("end"))
+        else:
+            self._stop(trainer)
+
+    def _next_turn(self, trainer: Trainer) -> None:
+        """Sleep here, between two steps, until it is our turn."""
+        assert self._turns is not None
+        if self._turns.wait():
+            self._awake, self._timing = True, self._done - self._warmup + _WAKING
         else:
             self._stop(trainer)
 
@@ -214,7 +235,7 @@ class Stopwatch(Callback):
                 steps.append(current)
                 current = {}
         totals = [sum(step.values()) for step in steps]
-        self.found.steps, self.found.step = len(totals), statistics.median(totals)
+        self.found.steps, self.found.step, self.found.series = len(totals), statistics.median(totals), totals
         if len(totals) > 3:
             low, _, high = statistics.quantiles(totals, n=4, method="inclusive")
             self.found.spread = (high - low) / self.found.step

@@ -1,6 +1,8 @@
 """How fast ranks on this machine talk: run in every rank, `python -m distributed_training.planning.sweep OUT STRATEGY`.
 
-Times each operation over sizes, and how much of a transfer is free beside a computation.
+Times each operation over sizes as a step does it: after some computation, when threads that carry messages have gone to
+sleep, and on what was written just before. Ranks do not come at the same moment; what counts is the time since the last
+one came. Further: how much of a transfer is free beside a computation, and what a library that only waits costs one.
 """
 
 from __future__ import annotations
@@ -15,16 +17,19 @@ from typing import Any
 
 from distributed_training.runtime.threads import keep_waits_short
 
-SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
+SIZES = (4 << 10, 64 << 10, 1 << 20, 4 << 20, 8 << 20, 16 << 20, 64 << 20)
+_OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_reduce_bf16")
 _SECONDS = 0.15  # for each operation and size
-_MOST = 40
+_ROUNDS = 2  # in which all of them come, so that one disturbance does not meet all that is known of one
+_LEAST, _MOST = 3, 20  # repetitions in a round
+_STRETCHES, _STRETCH = 15, 0.1  # seconds of computation
+RESTLESS = ("horovod",)
+"""Strategies whose library has threads that look for work all the time. The others' sleep until a message comes."""
 
 
 def main(out: str, strategy: str, device_name: str, deadline: float) -> None:
     """Join the other ranks and measure."""
     keep_waits_short()
-    import torch
-
     from distributed_training.config import StrategyConfig
     from distributed_training.runtime.allocator import keep_freed_memory
     from distributed_training.runtime.device import choose_device
@@ -34,14 +39,15 @@ def main(out: str, strategy: str, device_name: str, deadline: float) -> None:
     keep_freed_memory()
     world = read_world()
     device = choose_device(device_name, world.local_rank)
+    work = Work(device)
+    before = work.seconds() if strategy in RESTLESS else 0.0
     joined: Any = make_strategy(Place(device, world, StrategyConfig(name=strategy), deadline))
     try:
-        found: dict[str, Any] = {"backend": joined.group.backend, "ranks": world.size, "times": {}}
-        for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast"):
-            found["times"][name] = [
-                [size, _timed(_operation(name, size, device, world.size), device)] for size in SIZES
-            ]
-        found["overlap"] = _overlap(torch, device)
+        found: dict[str, Any] = {"backend": joined.group.backend, "ranks": world.size}
+        found["slowdown"] = max(1.0, work.seconds() / before) if before else 1.0
+        sweep = Sweep(joined, work, world.size)
+        found["times"] = sweep.times()
+        found["overlap"] = sweep.overlap()
         if world.rank == 0:
             Path(out).write_text(json.dumps(found), encoding="utf-8")
         joined.barrier()
@@ -49,72 +55,145 @@ def main(out: str, strategy: str, device_name: str, deadline: float) -> None:
         joined.teardown()
 
 
-def _operation(name: str, size: int, device: Any, ranks: int) -> Callable[[], Any]:
-    import torch
-    import torch.distributed as dist
+class Work:
+    """A computation: matrix products."""
 
-    whole = torch.zeros(size // 4 // ranks * ranks, device=device)
-    part = torch.zeros(len(whole) // ranks, device=device)
-    if name == "all_reduce":
-        return lambda: dist.all_reduce(whole)
-    if name == "all_gather":
-        return lambda: dist.all_gather_into_tensor(whole, part)
-    if name == "reduce_scatter":
-        return lambda: dist.reduce_scatter_tensor(part, whole)
-    return lambda: dist.broadcast(whole, 0)
-
-
-def _timed(call: Callable[[], Any], device: Any) -> float:
-    """The middle of some repetitions. All ranks must do as many: rank 0's first ones decide."""
-    import torch
-    import torch.distributed as dist
-
-    def once() -> float:
-        _wait(device)
-        begin = time.perf_counter()
-        call()
-        _wait(device)
-        return time.perf_counter() - begin
-
-    once()
-    first = torch.tensor([once()], device=device)
-    dist.all_reduce(first)
-    times = max(3, min(_MOST, int(_SECONDS / max(float(first) / dist.get_world_size(), 1e-6))))
-    return statistics.median(once() for _ in range(times))
-
-
-def _overlap(torch: Any, device: Any) -> float:
-    """Share of a transfer that costs a computation beside it nothing: from both alone and both at once."""
-    import torch.distributed as dist
-
-    gradients = torch.zeros(4 << 20, device=device)
-    size = 512 if device.type == "cpu" else 4096
-    left, right = (torch.rand(size, size, device=device) for _ in range(2))
-    transfer = _timed(lambda: dist.all_reduce(gradients), device)
-    product = _timed(lambda: left @ right, device)
-    counted = torch.tensor([max(1, round(transfer / product))], device=device)
-    dist.broadcast(counted, 0)
-    count = int(counted)
-
-    def compute() -> None:
-        for _ in range(count):
-            left @ right
-
-    def both() -> None:
-        work = dist.all_reduce(gradients, async_op=True)
-        compute()
-        assert work is not None
-        work.wait()
-
-    alone, together = _timed(compute, device), _timed(both, device)
-    return max(0.0, min(1.0, (alone + transfer - together) / min(alone, transfer)))
-
-
-def _wait(device: Any) -> None:
-    if device.type == "cuda":
+    def __init__(self, device: Any) -> None:
         import torch
 
-        torch.cuda.synchronize(device)
+        self.device = device
+        size = 512 if device.type == "cpu" else 4096
+        self._left, self._right = (torch.rand(size, size, device=device) for _ in range(2))
+
+    def __call__(self, products: int = 1) -> None:
+        """So many of them."""
+        for _ in range(products):
+            self._left @ self._right
+
+    def seconds(self) -> float:
+        """Of one product, by stretches of many: threads that interrupt it all the time count, other programs do not."""
+        count = max(1, int(_STRETCH / min(self._once(1) for _ in range(3))))
+        return min(self._once(count) for _ in range(_STRETCHES)) / count
+
+    def wait(self) -> None:
+        """Until the device is done."""
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(self.device)
+
+    def _once(self, products: int) -> float:
+        self.wait()
+        begin = time.perf_counter()
+        self(products)
+        self.wait()
+        return time.perf_counter() - begin
+
+
+class Sweep:
+    """The measurements of ranks that are connected."""
+
+    def __init__(self, joined: Any, work: Work, ranks: int) -> None:
+        self._joined, self._work, self._ranks = joined, work, ranks
+        self._horovod = joined.group.backend == "horovod"
+
+    def times(self) -> dict[str, list[tuple[int, float]]]:
+        """(bytes, seconds) by operation. Of a backend that only one strategy uses, the one that it needs."""
+        operations = _OPERATIONS if self._joined.group.backend in ("gloo", "nccl") else _OPERATIONS[:1]
+        found: dict[tuple[str, int], list[float]] = {(name, size): [] for name in operations for size in SIZES}
+        for _ in range(_ROUNDS):
+            for (name, size), seconds in found.items():
+                before, call = self._operation(name, size)
+                seconds += self._repeat(call, _SECONDS / _ROUNDS, before)
+        return {name: [(size, statistics.median(found[name, size])) for size in SIZES] for name in operations}
+
+    def overlap(self) -> float:
+        """Share of a transfer that costs a computation beside it nothing: from both alone and both at once."""
+        if self._horovod:
+            return 0.0  # its threads are at work beside every computation: see slowdown
+        import torch
+        import torch.distributed as dist
+
+        gradients = torch.zeros(4 << 20, device=self._work.device)
+
+        def transfer() -> None:
+            dist.all_reduce(gradients)
+
+        took = statistics.median(self._repeat(transfer, _SECONDS, whole=True))
+        counted = torch.tensor([max(1, round(took / self._work.seconds()))], device=self._work.device)
+        dist.broadcast(counted, 0)
+        count = int(counted)
+
+        def both() -> None:
+            under_way = dist.all_reduce(gradients, async_op=True)
+            self._work(count)
+            assert under_way is not None
+            under_way.wait()
+
+        def compute() -> None:
+            self._work(count)
+
+        shares = []
+        for _ in range(5):  # by turns: each is compared with what was measured beside it
+            alone, sent, together = (
+                statistics.median(self._repeat(call, _SECONDS / 4, whole=True)) for call in (compute, transfer, both)
+            )
+            shares.append((alone + sent - together) / min(alone, sent))
+        return max(0.0, min(1.0, statistics.median(shares)))
+
+    def _operation(self, name: str, size: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        """What comes before an operation, and the operation."""
+        import torch
+        import torch.distributed as dist
+
+        device, ranks, library = self._work.device, self._ranks, getattr(self._joined.group, "library", None)
+        numbers = size // 2 if name == "all_reduce_bf16" else size // 4  # of which as many bytes travel
+        whole = torch.zeros(numbers // ranks * ranks, device=device)
+        part = torch.zeros(len(whole) // ranks, device=device)
+
+        def write() -> None:
+            (part if name == "all_gather" else whole).fill_(0.0)
+
+        def in_half() -> None:  # as strategies.compression does it
+            small = whole.to(torch.bfloat16).div_(ranks)
+            dist.all_reduce(small)
+            whole.copy_(small)
+
+        calls: dict[str, Callable[[], Any]] = {
+            "all_reduce": lambda: dist.all_reduce(whole),
+            "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+            "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+            "broadcast": lambda: dist.broadcast(whole, 0),
+            "all_reduce_bf16": in_half,
+        }
+        if library is not None:
+            return write, lambda: library.allreduce_(whole, name=f"sweep.{size}", op=library.Sum)
+        return write, calls[name]
+
+    def _repeat(
+        self, call: Callable[[], Any], seconds: float, before: Callable[[], Any] = lambda: None, whole: bool = False
+    ) -> list[float]:
+        """Seconds of each repetition: `whole`, or since the last rank came. All ranks do as many: rank 0 decides."""
+        import torch
+
+        begin, end = self._once(before, call)
+        times = torch.tensor([max(_LEAST, min(_MOST, int(seconds / max(end - begin, 1e-6))))])
+        count = int(self._joined.broadcast(times.to(self._work.device)))
+        moments = [self._once(before, call) for _ in range(count)]
+        own = torch.tensor([moments], dtype=torch.float64, device=self._work.device)
+        begins, ends = self._joined.gather(own).unbind(2)  # of ranks, repetitions
+        took = (ends - begins).mean(0) if whole else ends.mean(0) - begins.amax(0)
+        return [max(0.0, float(value)) for value in took]
+
+    def _once(self, before: Callable[[], Any], call: Callable[[], Any]) -> tuple[float, float]:
+        """(begin, end) of an operation after some computation, by a clock that all processes of a machine share."""
+        self._work()
+        before()
+        self._work.wait()
+        begin = time.monotonic()
+        call()
+        self._work.wait()
+        return begin, time.monotonic()
 
 
 if __name__ == "__main__":

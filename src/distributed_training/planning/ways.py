@@ -69,7 +69,7 @@ WAYS = (
     _way("deepspeed 2", "deepspeed", "deepspeed", stage=2),
     _way("deepspeed 3", "deepspeed", "deepspeed", stage=3),
     _way("accelerate", "ddp", "accelerate", plain_buckets=True),
-    _way("horovod", "horovod", "horovod"),
+    _way("horovod", "horovod", "horovod", backend="horovod"),
     _way("mpi", "ddp", "mpi", backend="mpi"),
 )
 BY_LABEL = {way.label: way for way in WAYS}
