@@ -1,4 +1,4 @@
-"""One process of a measurement: `python -m distributed_training.planning.child TASK.json`.
+"""One process of a measurement: `python -m distributed_training.planning.child TASK.json`, or `by_turns`.
 
 The task names a config and batch sizes. Each batch size is trained for some steps by the real loop under a `Stopwatch`,
 and what was found is written at once, so that a process that dies of a large one leaves the small ones.
@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from distributed_training.bench.turn_worker import Orders
 from distributed_training.config import Config
 from distributed_training.runtime.errors import BenchError, OutOfMemoryError
 from distributed_training.runtime.threads import keep_waits_short
@@ -29,8 +30,8 @@ class Task:
     """All settings."""
     batches: list[int]
     """Batch sizes of a step, ascending."""
-    folder: str
-    """Where the answer goes."""
+    folder: str = ""
+    """Where the answer goes, unless it is given by turns."""
     name: str = "0"
     """Of the answer, where the rank does not name it; of this copy among those that run beside each other."""
     copies: int = 1
@@ -40,8 +41,6 @@ class Task:
     seconds: float = 1.0
     steps: int | None = None
     warmup: int = 2
-    turns: float = 0.0
-    """Seconds to wait for a turn at most, where steps are timed by turns with other trainings; 0: they are not."""
 
 
 @dataclass
@@ -60,17 +59,9 @@ def main(file: str) -> None:
     """Measure what the task asks for."""
     keep_waits_short()
     task = Task(**json.loads(Path(file).read_text(encoding="utf-8")))
-    from distributed_training.runtime.imports import import_object
-    from distributed_training.runtime.world import read_world
-    from distributed_training.strategies import STRATEGIES
-    from distributed_training.training.job import load_data
-
-    config = Config.from_dict(_escaped(task.config))
-    world = read_world()
-    data = load_data(config)
-    import_object(STRATEGIES[config.chosen_strategy().name], "strategy.name")  # libraries are no memory of the training
+    config, data = _prepared(task)
     answer = Answer()
-    out = Path(task.folder) / f"answer-{world.rank if world.size > 1 else task.name}.json"
+    out = Path(task.folder) / f"answer-{task.name}.json"
     for size in task.batches:
         try:
             if task.memory:
@@ -94,6 +85,32 @@ def main(file: str) -> None:
             _write(answer, out)
 
 
+def by_turns(orders: Orders, **task: Any) -> None:
+    """Measure memory of one batch size, then time some steps in every turn (a target of `TurnProcess`).
+
+    A machine's speed drifts, by other programs or by whoever shares its cores. What a prediction is made from and what
+    it is compared with are measured by turns, so that drift meets both.
+    """
+    wanted = Task(**task)
+    config, data = _prepared(wanted)
+    (size,) = wanted.batches
+    if wanted.memory:
+        _measure(wanted, config, size, data, "buffers")
+    _measure(wanted, config, size, data, "both" if wanted.memory else "time", orders)
+
+
+def _prepared(task: Task) -> tuple[Config, Any]:
+    """The settings and the data."""
+    from distributed_training.runtime.imports import import_object
+    from distributed_training.strategies import STRATEGIES
+    from distributed_training.training.job import load_data
+
+    config = Config.from_dict(_escaped(task.config))
+    data = load_data(config)
+    import_object(STRATEGIES[config.chosen_strategy().name], "strategy.name")  # libraries are no memory of the training
+    return config, data
+
+
 def _write(answer: Answer, out: Path) -> None:
     out.write_text(json.dumps(asdict(answer)), encoding="utf-8")
 
@@ -105,15 +122,17 @@ def _escaped(values: dict[str, Any]) -> dict[str, Any]:
     return escaped
 
 
-def _measure(task: Task, config: Config, size: int, data: Any, what: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _measure(
+    task: Task, config: Config, size: int, data: Any, what: str, turns: Orders | None = None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """(what was found, facts of the model) of a training with this batch size.
 
     Args:
         what: time, memory, both, or buffers: a step in which libraries make theirs, no memory of the training.
+        turns: says when to time steps.
     """
     from distributed_training.planning.model_facts import check_room, model_facts
     from distributed_training.planning.stopwatch import MEMORY_STEPS, Stopwatch
-    from distributed_training.planning.turns import Taker
     from distributed_training.runtime.allocator import return_freed_memory
     from distributed_training.runtime.device import choose_device
     from distributed_training.runtime.meters import meter_for, process_size
@@ -123,10 +142,8 @@ def _measure(task: Task, config: Config, size: int, data: Any, what: str) -> tup
     parts = min(config.training.gradient_accumulation, size)
     config = config.replace(**{"training.batch_size": size, "training.gradient_accumulation": parts})
     quiet = config.replace(**{"run.allocator": "default", **({"training.capture": "off"} if task.details else {})})
-    world = read_world()
-    device = choose_device(config.training.device, world.local_rank)
+    device = choose_device(config.training.device, read_world().local_rank)
     timed = what in ("time", "both")
-    name = str(world.rank) if world.size > 1 else task.name
     gc.collect()
     return_freed_memory()
     base = process_size()
@@ -139,7 +156,7 @@ def _measure(task: Task, config: Config, size: int, data: Any, what: str) -> tup
         timed=timed,
         memory_steps=1 if what == "buffers" else MEMORY_STEPS,
         before_timing=lambda: _begin_timing(task, config, size, device.type),
-        turns=Taker(Path(task.folder), name, task.turns) if task.turns and timed else None,
+        turns=turns,
     )
     with build_job(quiet, run_dir=False, data=data) as job:
         check_room(job.trainer.model, job.trainer.optimizer, device)

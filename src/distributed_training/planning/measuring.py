@@ -13,17 +13,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from distributed_training.bench.turn_process import Start, TurnProcess
 from distributed_training.config import Config
 from distributed_training.planning.child import BEFORE_CAPTURED, Task
 from distributed_training.planning.cluster import Links
 from distributed_training.planning.profile import Profile
 from distributed_training.planning.sweep import RESTLESS
-from distributed_training.planning.turns import Giver
 from distributed_training.planning.ways import Way
 from distributed_training.runtime.errors import BenchError, OutOfMemoryError
 from distributed_training.strategies import needs
 from distributed_training.verify.running import Outcome, run_program
 
+_BY_TURNS = "distributed_training.planning.child:by_turns"
 _MIDDLE = 0.6745  # of a normal distribution: half of all values are nearer than so many sigma
 _AROUND = 2  # turns before and after what is at work also while it is not its turn
 _KILLED = ("exit code -9", "exit code 137")
@@ -76,26 +77,14 @@ class Laboratory:
             return None
         return read_links(json.loads(out.read_text(encoding="utf-8")), way)
 
-    def reference(self, copies: int, batch: int, steps: int, stack: ExitStack) -> Giver:
+    def reference(self, copies: int, batch: int, steps: int, stack: ExitStack) -> list[TurnProcess]:
         """Processes that do `single`'s steps beside each other whenever it is their turn, until the stack is left."""
-        folder = self._new_folder()
-        giver = stack.enter_context(Giver(folder, [str(number) for number in range(copies)], self.timeout))
         config = self._settings({"strategy.name": "single", "strategy.compression": "none"}, 1)
-        for number in range(copies):
-            task = Task(
-                config=config.to_dict(),
-                batches=[batch],
-                folder=str(folder),
-                name=str(number),
-                memory=False,
-                details=False,
-                steps=steps,
-                turns=10 * self.timeout,  # others may be measured for long
-            )
-            own = folder / f"copy-{number}"
-            own.mkdir()
-            giver.start("none", 1, self._words(task, own), self._variables(), own)
-        return giver
+        task = Task(config=config.to_dict(), batches=[batch], memory=False, details=False, steps=steps)
+        start = Start(_BY_TURNS, asdict(task), variables=self._variables())
+        processes = [stack.enter_context(TurnProcess(f"single {n + 1}", start, self.timeout)) for n in range(copies)]
+        at_once(TurnProcess.ready, processes)
+        return processes
 
     def ranks(
         self, way: Way, ranks: int, batch: int, plan: tuple[int, int], beside: Callable[[], float]
@@ -106,38 +95,33 @@ class Laboratory:
             plan: turns, and steps in each.
             beside: what is measured by turns with them.
         """
-        folder, launcher = self._new_folder(), _launcher(way)
         settings: dict[str, Any] = dict(way.settings)
         if way.compression == "powersgd":
             settings["strategy.powersgd_start_step"] = 2  # or a short run would not see it
         task = Task(
-            config=self._settings(settings, self.config.training.gradient_accumulation).to_dict(),
+            config=self._settings(settings, ranks).to_dict(),
             batches=[batch],
-            folder=str(folder),
             details=False,
             steps=plan[1],
             warmup=3 if self.threads is not None else BEFORE_CAPTURED,
-            turns=self.timeout,
         )
-        names = [str(rank) for rank in range(1 if launcher == "none" else ranks)]
-        took: list[float] = []
-        others: list[float] = []
+        launcher = _launcher(way)
+        start = Start(_BY_TURNS, asdict(task), 1 if launcher == "none" else ranks, launcher, self._variables())
         restless = way.strategy in RESTLESS
+        took: list[float] = []
+        others = [beside() for _ in range(_AROUND)] if restless else []
         try:
-            if restless:
-                others += [beside() for _ in range(_AROUND)]
-            with Giver(folder, names, self.timeout) as giver:
-                giver.start(launcher, ranks, self._words(task, folder), self._variables(), folder)
+            with TurnProcess(way.label, start, self.timeout) as process:
+                peak = process.ready()["peak"]
                 for _ in range(plan[0]):
-                    took.append(max(found["step"] for found in giver.turn()))
+                    took.append(process.turn()["step"])
                     if not restless:
                         others.append(beside())
-            if restless:
-                others += [beside() for _ in range(_AROUND)]
-            answers = [json.loads((folder / f"answer-{n}.json").read_text(encoding="utf-8")) for n in names]
-        except (BenchError, FileNotFoundError) as error:
-            return None, str(error)
-        peak = max(answer["batches"][str(batch)]["peak"] for answer in answers)
+        except BenchError as error:
+            first, *said = str(error).removeprefix(f"{way.label}: ").splitlines()
+            return None, " ".join([first, *[line.strip() for line in said[-1:]]])
+        if restless:
+            others += [beside() for _ in range(_AROUND)]
         return {"step": statistics.median(took), "peak": peak, "beside": statistics.median(others)}, ""
 
     def _words(self, task: Task, folder: Path) -> list[str]:
@@ -222,6 +206,12 @@ class Laboratory:
         folder = self.folder / str(self._runs)
         folder.mkdir(parents=True)
         return folder
+
+
+def at_once(call: Callable[[TurnProcess], dict[str, Any]], processes: Sequence[TurnProcess]) -> list[dict[str, Any]]:
+    """What each process answers, all of them at work beside each other."""
+    with ThreadPoolExecutor(len(processes)) as pool:
+        return list(pool.map(call, processes))
 
 
 def _launcher(way: Way) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from types import TracebackType
 
-from distributed_training.planning.measuring import Laboratory, jitter_of
+from distributed_training.bench.turn_process import TurnProcess
+from distributed_training.planning.measuring import Laboratory, at_once, jitter_of
 from distributed_training.planning.profile import Profile
-from distributed_training.planning.turns import Giver
 from distributed_training.runtime.errors import BenchError
 
 _SECONDS = 0.6  # of a turn
@@ -29,7 +29,7 @@ class Pace:
 
     def __init__(self, lab: Laboratory, profile: Profile) -> None:
         self._lab, self._profile = lab, profile
-        self._givers: dict[tuple[int, int], Giver] = {}
+        self._processes: dict[tuple[int, int], list[TurnProcess]] = {}
         self._failed: set[tuple[int, int]] = set()
         self._stack = ExitStack()
         self._series: dict[int, list[list[float]]] = {}
@@ -43,10 +43,10 @@ class Pace:
             return 1.0
         measured = self._profile.parts(batch, copies).whole
         try:
-            if key not in self._givers:
-                self._givers[key] = self._lab.reference(copies, batch, steps_for(measured), self._stack)
-                self._givers[key].turn()  # the first one is slower
-            answers = self._givers[key].turn()
+            if key not in self._processes:
+                self._processes[key] = self._lab.reference(copies, batch, steps_for(measured), self._stack)
+                at_once(TurnProcess.turn, self._processes[key])  # the first one is slower
+            answers = at_once(TurnProcess.turn, self._processes[key])
         except BenchError as error:  # for want of memory most likely: strategies can be compared without it
             self._failed.add(key)
             self._lab.say(f"  the machine's pace is not known ({error}): drift counts as an error")

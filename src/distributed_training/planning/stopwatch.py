@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from distributed_training.bench.turn_worker import Orders
 from distributed_training.planning.profile import BACKWARD_OVER, UPDATE
-from distributed_training.planning.turns import Taker
 from distributed_training.runtime.meters import Meter
 from distributed_training.training.callbacks import Callback
 from distributed_training.training.trainer import Trainer
@@ -102,7 +102,7 @@ class Stopwatch(Callback):
         timed: bool = True,
         memory_steps: int = MEMORY_STEPS,
         before_timing: Callable[[], None] = lambda: None,
-        turns: Taker | None = None,
+        turns: Orders | None = None,
     ) -> None:
         """
         Args:
@@ -180,6 +180,7 @@ class Stopwatch(Callback):
             return
         if since == self._warmup:
             if self._turns is not None and not self._awake:
+                self._turns.ready(peak=self.found.peak)
                 self._next_turn(trainer)
                 return
             if self._details:
@@ -198,7 +199,8 @@ class Stopwatch(Callback):
         self._read_times()
         self._release()
         if self._turns is not None:
-            self._turns.done({"step": self.found.step, "series": self.found.series})
+            alone = trainer.strategy.world_size == 1
+            self._turns.answer(step=self.found.step, **({"series": self.found.series} if alone else {}))
             self._next_turn(trainer)
         elif self._details and trainer.strategy.world_size == 1:
             self._readying = 0
@@ -210,7 +212,7 @@ class Stopwatch(Callback):
     def _next_turn(self, trainer: Trainer) -> None:
         """Sleep here, between two steps, until it is our turn."""
         assert self._turns is not None
-        if self._turns.wait():
+        if self._turns.wait() is not None:
             self._awake, self._timing = True, self._done - self._warmup + _WAKING
         else:
             self._stop(trainer)
