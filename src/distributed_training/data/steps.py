@@ -12,6 +12,7 @@ from distributed_training.data.base import Batch, Dataset, Share
 from distributed_training.data.nested import split_sizes
 from distributed_training.data.placing import Memory, place
 from distributed_training.data.plan import Plan, derive_key
+from distributed_training.data.randomness import only_loads
 from distributed_training.data.torch_dataset import fetch
 
 # A call's fixed cost is shared: ids of many steps are computed together, and samples that lie in memory are gathered
@@ -21,8 +22,9 @@ _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2**20
 _SECONDS_AT_ONCE = 0.005
 # Python collects garbage after some hundred new objects. Many more samples would outlive that and be promoted, until a
-# collection goes through everything there is: with 512 rows that took a quarter of the time of cheap ones.
-_ROWS_AT_ONCE = 256
+# collection goes through everything there is: with 512 rows that took a quarter of the time of cheap ones. In a process
+# that only loads there is nothing to go through but samples: what was there when it was forked does not count.
+_ROWS_AT_ONCE, _ROWS_AT_ONCE_ALONE = 256, 2048
 
 
 @dataclass(slots=True)
@@ -125,6 +127,7 @@ def steps_fetched_together(dataset: Dataset, plan: Plan, at_once: int = _BYTES_A
         return 1
     most = at_once // max(dataset.sample_bytes * plan.batch_size, 1)
     if dataset.sample_seconds:
-        rows = min(_ROWS_AT_ONCE, int(_SECONDS_AT_ONCE / dataset.sample_seconds))
+        most_rows = _ROWS_AT_ONCE_ALONE if only_loads() else _ROWS_AT_ONCE
+        rows = min(most_rows, int(_SECONDS_AT_ONCE / dataset.sample_seconds))
         most = min(most, rows // plan.batch_size)
     return max(1, min(_STEPS_AT_ONCE, most))
