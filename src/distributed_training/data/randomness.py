@@ -235,11 +235,6 @@ def _notice_looks(more: int) -> None:
                 setattr(module, name, function)
 
 
-def only_loads() -> bool:
-    """Whether this process has claimed its generators: see `claim_generators`."""
-    return _twins is not None
-
-
 def claim_generators() -> None:
     """From here on nobody in this process needs the global generators but for loading samples."""
     global _twins

@@ -12,7 +12,7 @@ from distributed_training.data.base import Batch, Dataset, Share
 from distributed_training.data.nested import split_sizes
 from distributed_training.data.placing import Memory, place
 from distributed_training.data.plan import Plan, derive_key
-from distributed_training.data.randomness import only_loads
+from distributed_training.data.randomness import claimed_generators
 from distributed_training.data.torch_dataset import fetch
 
 # A call's fixed cost is shared: ids of many steps are computed together, and samples that lie in memory are gathered
@@ -127,7 +127,7 @@ def steps_fetched_together(dataset: Dataset, plan: Plan, at_once: int = _BYTES_A
         return 1
     most = at_once // max(dataset.sample_bytes * plan.batch_size, 1)
     if dataset.sample_seconds:
-        most_rows = _ROWS_AT_ONCE_ALONE if only_loads() else _ROWS_AT_ONCE
+        most_rows = _ROWS_AT_ONCE_ALONE if claimed_generators() else _ROWS_AT_ONCE
         rows = min(most_rows, int(_SECONDS_AT_ONCE / dataset.sample_seconds))
         most = min(most, rows // plan.batch_size)
     return max(1, min(_STEPS_AT_ONCE, most))
