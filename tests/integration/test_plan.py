@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -66,8 +67,23 @@ def test_real_ranks_time_how_they_talk(rank_server: RankServer, tmp_path: Path) 
     assert found["slowdown"] == 1.0, "Gloo's threads sleep until a message comes"
 
 
-def test_a_plan_that_is_told_to_end_leaves_no_process_behind(in_tmp: Path) -> None:
+SLOW = """
+import time, torch
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, at):
+        time.sleep(60)
+        return torch.zeros(8), 0
+"""
+
+
+@pytest.mark.parametrize("told", [signal.SIGTERM, signal.SIGINT])
+def test_a_plan_that_is_told_to_end_leaves_no_process_behind(told: signal.Signals, in_tmp: Path) -> None:
+    """At once, however long the measurement would take."""
+    (in_tmp / "slow.py").write_text(SLOW)
     command = [sys.executable, "-m", "distributed_training", "plan", "--gpus", "1", "training.device=cpu"]
+    command += ["data.dataset=slow:Slow", "model=mlp", "training.batch_size=8"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as plan:
         seen = psutil.Process(plan.pid)
         deadline = time.monotonic() + 60
@@ -75,6 +91,6 @@ def test_a_plan_that_is_told_to_end_leaves_no_process_behind(in_tmp: Path) -> No
             assert plan.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        plan.terminate()
+        plan.send_signal(told)
         assert plan.wait(30) == 130
     assert not [process for process in measuring if process.is_running()]

@@ -87,7 +87,7 @@ class TurnProcess:
     def wait_for_imports(self) -> None:
         """Wait until it has only to be told to set up."""
         if not self._imported:
-            self._answer()
+            self.finish()
             self._imported = True
 
     def turn(self, **order: Any) -> dict[str, Any]:
@@ -95,12 +95,17 @@ class TurnProcess:
 
         Of several ranks it is the largest of each value: a step is as slow as its slowest rank.
         """
+        self.begin(**order)
+        return self.finish()
+
+    def begin(self, **order: Any) -> None:
+        """Have it do its work; `finish` waits for that. So several can be at work at once."""
         self._busy = True
         for pipe in self._orders:
             os.write(pipe, json.dumps(order).encode() + b"\n")
-        return self._answer()
 
-    def _answer(self) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
+        """Wait for what it measured."""
         answers: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self._timeout
         while waiting := [pipe for pipe in self._answers if pipe not in answers]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from distributed_training.bench.turn_worker import Orders
 from distributed_training.config import Config
-from distributed_training.runtime.errors import BenchError, OutOfMemoryError
+from distributed_training.runtime.errors import BenchError, DistributedTrainingError, OutOfMemoryError
 from distributed_training.runtime.threads import keep_waits_short
 
 BEFORE_CAPTURED = 30  # steps: some run eagerly before a step is captured
@@ -198,4 +198,7 @@ def _meet(task: Task, size: int, deadline: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    try:
+        main(sys.argv[1])
+    except DistributedTrainingError as mistake:  # of the user's: where it was found in here tells nobody anything
+        sys.exit(f"{type(mistake).__name__}: {mistake}")

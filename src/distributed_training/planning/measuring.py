@@ -6,8 +6,8 @@ import itertools
 import json
 import math
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from distributed_training.planning.sweep import RESTLESS
 from distributed_training.planning.ways import Way
 from distributed_training.runtime.errors import BenchError, OutOfMemoryError
 from distributed_training.strategies import needs
-from distributed_training.verify.running import Outcome, run_program
+from distributed_training.verify.running import Outcome, end_program, finish_program, run_program, start_program
 
 _BY_TURNS = "distributed_training.planning.child:by_turns"
 _MIDDLE = 0.6745  # of a normal distribution: half of all values are nearer than so many sigma
@@ -83,7 +83,9 @@ class Laboratory:
         task = Task(config=config.to_dict(), batches=[batch], memory=False, details=False, steps=steps)
         start = Start(_BY_TURNS, asdict(task), variables=self._variables())
         processes = [stack.enter_context(TurnProcess(f"single {n + 1}", start, self.timeout)) for n in range(copies)]
-        at_once(TurnProcess.ready, processes)
+        for process in processes:
+            process.wait_for_imports()
+        at_once(processes)  # they set up
         return processes
 
     def ranks(
@@ -131,24 +133,26 @@ class Laboratory:
 
     def _copies(self, copies: int, batches: list[int]) -> list[dict[str, Any]]:
         folder = self._new_folder()
-        config = self._settings({"strategy.name": "single", "strategy.compression": "none"}, 1)
-
-        def one(number: int) -> Outcome:
-            device = {"training.device": f"cuda:{number}"} if copies > 1 and self.threads is None else {}
-            task = Task(
-                config=config.replace(**device).to_dict() if device else config.to_dict(),
-                batches=batches,
-                folder=str(folder),
-                name=str(number),
-                copies=copies,
-                seconds=self.seconds,
-            )
-            own = folder / f"copy-{number}"
-            own.mkdir()
-            return run_program("none", 1, self._words(task, own), self._variables(), own, self.timeout)
-
-        with ThreadPoolExecutor(copies) as pool:
-            outcomes = list(pool.map(one, range(copies)))
+        single = {"strategy.name": "single", "strategy.compression": "none"}
+        processes = []
+        with ExitStack() as stack:
+            for number in range(copies):
+                device = {"training.device": f"cuda:{number}"} if copies > 1 and self.threads is None else {}
+                task = Task(
+                    config=self._settings({**single, **device}, 1).to_dict(),
+                    batches=batches,
+                    folder=str(folder),
+                    name=str(number),
+                    copies=copies,
+                    seconds=self.seconds,
+                )
+                own = folder / f"copy-{number}"
+                own.mkdir()
+                process = start_program("none", 1, self._words(task, own), self._variables(), own)
+                stack.callback(end_program, process)
+                processes.append((process, own))
+            end = time.monotonic() + self.timeout
+            outcomes = [finish_program(one, own, max(0.0, end - time.monotonic())) for one, own in processes]
         answers = []
         for number, outcome in enumerate(outcomes):
             file = folder / f"answer-{number}.json"
@@ -184,6 +188,8 @@ class Laboratory:
             "run.stop_after_steps": None,
             "training.type": "auto",
             "training.epochs": 1_000_000,
+            # Of a training without end `auto` would have kernels compiled, which takes minutes for all batch sizes.
+            "training.compile": "on" if self.config.training.compile == "on" else "off",
             "training.gradient_accumulation": min(accumulation, self.config.training.batch_size),
             "checkpoint.resume": "never",
             "checkpoint.every_epochs": 0,
@@ -208,10 +214,11 @@ class Laboratory:
         return folder
 
 
-def at_once(call: Callable[[TurnProcess], dict[str, Any]], processes: Sequence[TurnProcess]) -> list[dict[str, Any]]:
-    """What each process answers, all of them at work beside each other."""
-    with ThreadPoolExecutor(len(processes)) as pool:
-        return list(pool.map(call, processes))
+def at_once(processes: Sequence[TurnProcess]) -> list[dict[str, Any]]:
+    """A turn of all of them beside each other: what each answers."""
+    for process in processes:
+        process.begin()
+    return [process.finish() for process in processes]
 
 
 def _launcher(way: Way) -> str:

@@ -45,8 +45,8 @@ class Pace:
         try:
             if key not in self._processes:
                 self._processes[key] = self._lab.reference(copies, batch, steps_for(measured), self._stack)
-                at_once(TurnProcess.turn, self._processes[key])  # the first one is slower
-            answers = at_once(TurnProcess.turn, self._processes[key])
+                at_once(self._processes[key])  # the first one is slower
+            answers = at_once(self._processes[key])
         except BenchError as error:  # for want of memory most likely: strategies can be compared without it
             self._failed.add(key)
             self._lab.say(f"  the machine's pace is not known ({error}): drift counts as an error")

@@ -35,7 +35,11 @@ def run_program(
     launcher: str, ranks: int, program: list[str], variables: Mapping[str, str], folder: Path, deadline: float
 ) -> Outcome:
     """Run `python PROGRAM` in every rank. What it writes goes to `folder`/output.txt."""
-    process = start_program(launcher, ranks, program, variables, folder)
+    return finish_program(start_program(launcher, ranks, program, variables, folder), folder, deadline)
+
+
+def finish_program(process: subprocess.Popen[bytes], folder: Path, deadline: float) -> Outcome:
+    """Wait for a program that was started in this folder; it is ended at its deadline."""
     try:
         code = process.wait(deadline)
         problem = f"exit code {code}" if code else ""
