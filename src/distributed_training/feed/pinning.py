@@ -44,8 +44,12 @@ class PinnedSlots:
             return False
         self._pinned.add(address)
         # NumPy tells that an array ends before it lets go of the memory below it.
-        weakref.finalize(segment, _unpin, address).atexit = False
+        weakref.finalize(segment, self._unpin, address).atexit = False
         return True
+
+    def _unpin(self, address: int) -> None:
+        self._pinned.discard(address)  # something else may be mapped there next
+        torch.cuda.cudart().cudaHostUnregister(address)
 
     def let_go(self, word: np.ndarray) -> None:
         """Clear the word of a slot, which says that it is in use, when what was begun so far is done."""
@@ -72,10 +76,6 @@ class PinnedSlots:
                 else:
                     busy.append((event, word))
             self._reading = busy
-
-
-def _unpin(address: int) -> None:
-    torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _gpu_in_use() -> int | None:
