@@ -101,7 +101,7 @@ class Laboratory:
         if way.compression == "powersgd":
             settings["strategy.powersgd_start_step"] = 2  # or a short run would not see it
         task = Task(
-            config=self._settings(settings, ranks).to_dict(),
+            config=self._settings(settings, self.config.training.gradient_accumulation).to_dict(),
             batches=[batch],
             details=False,
             steps=plan[1],
