@@ -40,6 +40,18 @@ def test_a_measurement_that_was_killed_is_told_from_one_that_failed(tmp_path: Pa
     assert "no such label" in str(failed)
 
 
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_ranks_that_are_compared_train_as_the_config_says(tmp_path: Path, accumulation: int) -> None:
+    changes = {"training.gradient_accumulation": accumulation, "training.gradient_clip": 0.5, "training.batch_size": 16}
+    lab = Laboratory(Config().replace(**changes), tmp_path, 1, 10.0, lambda line: None)
+
+    task = lab.rank_task(BY_LABEL["ddp+powersgd"], 16, 5)
+
+    config = Config.from_dict(task.config)
+    assert {name: getattr(config.training, name.split(".")[1]) for name in changes} == changes
+    assert (config.strategy.name, config.strategy.compression, task.batches) == ("ddp", "powersgd", [16])
+
+
 def test_of_copies_beside_each_other_the_slowest_counts() -> None:
     copies = [
         {"8": {"step": s, "spread": 1 / s, "had_core": s / 4, "parts": {"forward": s}, "timeline": []}}

@@ -97,17 +97,7 @@ class Laboratory:
             plan: turns, and steps in each.
             beside: what is measured by turns with them.
         """
-        settings: dict[str, Any] = dict(way.settings)
-        if way.compression == "powersgd":
-            settings["strategy.powersgd_start_step"] = 2  # or a short run would not see it
-        task = Task(
-            config=self._settings(settings, self.config.training.gradient_accumulation).to_dict(),
-            batches=[batch],
-            details=False,
-            steps=plan[1],
-            warmup=3 if self.threads is not None else BEFORE_CAPTURED,
-        )
-        launcher = _launcher(way)
+        task, launcher = self.rank_task(way, batch, plan[1]), _launcher(way)
         start = Start(_BY_TURNS, asdict(task), 1 if launcher == "none" else ranks, launcher, self._variables())
         restless = way.strategy in RESTLESS
         took: list[float] = []
@@ -125,6 +115,19 @@ class Laboratory:
         if restless:
             others += [beside() for _ in range(_AROUND)]
         return {"step": statistics.median(took), "peak": peak, "beside": statistics.median(others)}, ""
+
+    def rank_task(self, way: Way, batch: int, steps: int) -> Task:
+        """What real ranks do: the user's training, some steps of it."""
+        settings: dict[str, Any] = dict(way.settings)
+        if way.compression == "powersgd":
+            settings["strategy.powersgd_start_step"] = 2  # or a short run would not see it
+        return Task(
+            config=self._settings(settings, self.config.training.gradient_accumulation).to_dict(),
+            batches=[batch],
+            details=False,
+            steps=steps,
+            warmup=3 if self.threads is not None else BEFORE_CAPTURED,
+        )
 
     def _words(self, task: Task, folder: Path) -> list[str]:
         """The program of a process that does a task."""
