@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from distributed_training.runtime.signals import StopSignals
+from distributed_training.runtime.signals import StopSignals, held_back
 
 BOTH = [signal.SIGINT, signal.SIGTERM]
 
@@ -64,6 +64,20 @@ def test_handlers_are_put_back_after_an_error() -> None:
     with pytest.raises(KeyError), StopSignals():
         raise KeyError(handlers())
     assert handlers() == before
+
+
+def test_a_signal_that_is_held_back_acts_when_the_work_is_done() -> None:
+    done = []
+    with pytest.raises(KeyboardInterrupt):  # noqa: PT012 (the order is the point)
+        with held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append("first")
+            done.append("second")
+        done.append("too late")
+    assert done == ["first", "second"]
+    with held_back():  # none came
+        done.append("third")
+    assert len(done) == 3
 
 
 def test_can_be_entered_again() -> None:

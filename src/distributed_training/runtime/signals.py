@@ -41,6 +41,22 @@ def interrupting(*numbers: signal.Signals) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def held_back() -> Iterator[None]:
+    """A Ctrl-C or SIGTERM that comes inside acts at the end: for what must not be left half done.
+
+    An interrupt while a process is being started would leave one behind that nobody knows of.
+    """
+    if threading.current_thread() is not threading.main_thread():  # signals come only there
+        yield
+        return
+    came: list[int] = []
+    with handled_by(lambda number, frame: came.append(number), _STOPPING):
+        yield
+    for number in came:
+        signal.raise_signal(signal.Signals(number))
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from distributed_training.runtime.signals import held_back
+
 _LAUNCHERS = {
     "none": [],
     "dtrain": ["-m", "distributed_training", "launch", "--nproc", "{ranks}", "--"],
@@ -57,15 +59,22 @@ def start_program(
     temporary = folder / "temporary"  # launchers leave folders there
     temporary.mkdir(parents=True)
     words = [word.format(ranks=ranks) for word in _LAUNCHERS[launcher]]
-    with (folder / "output.txt").open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, *words, *program],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "TMPDIR": str(temporary), **variables},
-            start_new_session=True,  # so that all of it can be ended, and Ctrl-C is ours to pass on
-        )
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with (folder / "output.txt").open("wb") as output, held_back():
+            process = subprocess.Popen(
+                [sys.executable, *words, *program],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "TMPDIR": str(temporary), **variables},
+                start_new_session=True,  # so that all of it can be ended, and Ctrl-C is ours to pass on
+            )
+    except BaseException:
+        if process is not None:
+            end_program(process)
+        raise
+    return process
 
 
 def last_lines(folder: Path) -> list[str]:
