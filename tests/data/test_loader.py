@@ -261,7 +261,7 @@ class TestProcesses:
     @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: see tests/gpu")
     def test_nothing_is_pinned_without_a_gpu(self, workers: int) -> None:
         with closing(Loader(numbers(4), Plan(4, 2), num_workers=workers, pin_memory=True)) as loader:
-            assert not next(loader.batches(0))[1].data[0].is_pinned()
+            assert [batch.data[0].is_pinned() for _, batch in loader.batches(0)] == [False, False]
 
 
 class TestTrouble:

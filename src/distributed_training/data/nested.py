@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Value = TypeVar("Value")
+Kinds = type | tuple[type, ...]
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], data: Any) -> Any:
+def map_tensors(function: Callable[[Tensor], Any], data: Any) -> Any:
     """The same nesting with `function` applied to every tensor; anything else is passed through."""
-    if isinstance(data, Tensor):
+    return map_values(function, data, Tensor)
+
+
+def map_values(function: Callable[[Any], Any], data: Any, kinds: Kinds) -> Any:
+    """The same for every value of these kinds, which may be tuples themselves."""
+    if isinstance(data, kinds):
         return function(data)
     if isinstance(data, tuple):
-        values = [map_tensors(function, value) for value in data]
+        values = [map_values(function, value, kinds) for value in data]
         return type(data)(*values) if hasattr(data, "_fields") else tuple(values)
     if isinstance(data, list):
-        return [map_tensors(function, value) for value in data]
+        return [map_values(function, value, kinds) for value in data]
     if isinstance(data, Mapping):  # Hugging Face batches are mappings too, and become plain dicts
-        return {key: map_tensors(function, value) for key, value in data.items()}
+        return {key: map_values(function, value, kinds) for key, value in data.items()}
     return data
 
 
@@ -31,16 +36,16 @@ def tensors_in(data: Any) -> Iterator[Tensor]:
     return values_in(data, Tensor)
 
 
-def values_in(data: Any, kind: type[Value]) -> Iterator[Value]:
-    """Every value of this kind in a nesting, in order."""
-    if isinstance(data, kind):
+def values_in(data: Any, kinds: Kinds) -> Iterator[Any]:
+    """Every value of these kinds in a nesting, in order."""
+    if isinstance(data, kinds):
         yield data
     elif isinstance(data, (tuple, list)):
         for value in data:
-            yield from values_in(value, kind)
+            yield from values_in(value, kinds)
     elif isinstance(data, Mapping):
         for value in data.values():
-            yield from values_in(value, kind)
+            yield from values_in(value, kinds)
 
 
 def to_device(data: Any, device: torch.device) -> Any:

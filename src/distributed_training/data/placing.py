@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distributed_training.data.arrays import UNSIGNED, gather_rows
 from distributed_training.data.base import LooseRows, StoredRows
+from distributed_training.data.nested import map_values
 
 
 class Memory(NamedTuple):
@@ -31,20 +32,13 @@ def place(data: Any, memory: Memory) -> Any:
 
     Loose samples that do not fit together raise RuntimeError.
     """
-    if isinstance(data, Tensor):
-        return memory.copy(data)
-    if isinstance(data, StoredRows):
-        return _gather(data, memory)
-    if isinstance(data, LooseRows):
-        return _stack(data, memory)
-    if isinstance(data, tuple):
-        values = [place(value, memory) for value in data]
-        return type(data)(*values) if hasattr(data, "_fields") else tuple(values)
-    if isinstance(data, list):
-        return [place(value, memory) for value in data]
-    if isinstance(data, Mapping):
-        return {key: place(value, memory) for key, value in data.items()}
-    return data
+    return map_values(lambda part: _placed(part, memory), data, (Tensor, StoredRows, LooseRows))
+
+
+def _placed(part: Tensor | StoredRows | LooseRows, memory: Memory) -> Tensor:
+    if isinstance(part, StoredRows):
+        return _gather(part, memory)
+    return _stack(part, memory) if isinstance(part, LooseRows) else memory.copy(part)
 
 
 def _gather(rows: StoredRows, memory: Memory) -> Tensor:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import itertools
 import os
 import weakref
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from distributed_training.data.arrays import UNSIGNED
 from distributed_training.data.base import LooseRows, StoredRows
-from distributed_training.data.nested import map_tensors
+from distributed_training.data.nested import map_tensors, map_values, values_in
 from distributed_training.data.placing import Memory, place
 
 _MOST_BLOCKS = 8  # of a worker: two batches that wait, one in the making, and some that the receiver looks at
@@ -55,7 +54,7 @@ class BlockSender:
         room = _Room(block)
         placed = place(data, Memory(room.empty, room.copy))
         block[0] = 1
-        spots = map_tensors(room.spot, placed)  # type: ignore[arg-type]
+        spots = map_tensors(room.spot, placed)
         return _Packed(self._to, number, block if new else None, gone, spots)
 
     def _free_block(self, size: int) -> tuple[int, bool, int | None] | None:
@@ -94,7 +93,7 @@ class BlockReceiver:
         # An array that stands on a memoryview is kept alive by all that is made of it: see `feed.buffers.own_array`.
         lent = np.frombuffer(block.data, np.uint8)
         weakref.finalize(lent, block.__setitem__, 0, 0).atexit = False
-        return _map_spots(lent, packed.spots)
+        return map_values(lambda spot: _tensor_at(lent, spot), packed.spots, _Spot)
 
     def close(self) -> None:
         """Forget the blocks. Batches that came stay as they are."""
@@ -152,18 +151,8 @@ class _Room:
         return _Spot(start, tensor.nbytes, tensor.dtype, tuple(tensor.shape))
 
 
-def _map_spots(block: np.ndarray, spots: Any) -> Any:
-    if isinstance(spots, _Spot):
-        tensor = torch.from_numpy(block[spots.start : spots.start + spots.bytes])
-        return tensor.view(spots.dtype).view(spots.shape)
-    if isinstance(spots, tuple):
-        values = [_map_spots(block, value) for value in spots]
-        return type(spots)(*values) if hasattr(spots, "_fields") else tuple(values)
-    if isinstance(spots, list):
-        return [_map_spots(block, value) for value in spots]
-    if isinstance(spots, Mapping):
-        return {key: _map_spots(block, value) for key, value in spots.items()}
-    return spots
+def _tensor_at(block: np.ndarray, spot: _Spot) -> Tensor:
+    return torch.from_numpy(block[spot.start : spot.start + spot.bytes]).view(spot.dtype).view(spot.shape)
 
 
 def _aligned(size: int) -> int:
@@ -172,7 +161,7 @@ def _aligned(size: int) -> int:
 
 def _size_in_block(data: Any) -> int:
     """Bytes that a batch takes; 0 where it cannot lie in a block as it is, or would have no use for one."""
-    sizes = [_leaf_size(leaf) for leaf in _leaves(data)]
+    sizes = [_leaf_size(leaf) for leaf in values_in(data, (Tensor, StoredRows, LooseRows))]
     return sum(map(_aligned, sizes)) if all(sizes) else 0
 
 
@@ -188,15 +177,3 @@ def _leaf_size(leaf: Any) -> int:
 def _is_plain(tensor: Tensor) -> bool:
     plain = type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu"
     return plain and tensor.is_contiguous() and not tensor.requires_grad and not tensor.is_quantized
-
-
-def _leaves(data: Any) -> Iterator[Any]:
-    """All tensors, and what becomes one."""
-    if isinstance(data, (Tensor, StoredRows, LooseRows)):
-        yield data
-    elif isinstance(data, (tuple, list)):
-        for value in data:
-            yield from _leaves(value)
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from _leaves(value)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from distributed_training.data.base import LooseRows, Share, StoredRows
+from distributed_training.data.nested import values_in
 from distributed_training.data.steps import Block
 from distributed_training.feed.rows import Loose, Rows
 from distributed_training.feed.tensors import as_raw
@@ -36,7 +37,7 @@ def _pack_together(lease: Lease, block: Block, seconds: float, run: int) -> list
     """
     rows = [len(ids) for ids in block.own]
     total = sum(rows)
-    shapes = list(_shapes_in(block.data))
+    shapes = [_shape(part) for part in values_in(block.data, (Tensor, StoredRows, LooseRows))]
     if not all(shape and shape[0] == total for shape in shapes):
         return None
     whole = describe(block.data, as_raw)
@@ -71,20 +72,11 @@ def _runs(rows: list[int], enough: int) -> Iterator[tuple[int, int, int]]:
         first = last
 
 
-def _shapes_in(data: Any) -> Iterator[tuple[int, ...]]:
-    """Shapes of the tensors of a batch, those that are not gathered included."""
-    if isinstance(data, StoredRows):
-        yield (len(data.ids), *data.tensor.shape[1:])
-    elif isinstance(data, LooseRows):
-        yield (len(data.samples), *data.samples[0].shape)
-    elif isinstance(data, (tuple, list)):
-        for value in data:
-            yield from _shapes_in(value)
-    elif isinstance(data, Mapping):
-        for value in data.values():
-            yield from _shapes_in(value)
-    elif isinstance(data, Tensor):
-        yield tuple(data.shape)
+def _shape(part: Tensor | StoredRows | LooseRows) -> tuple[int, ...]:
+    """Of a tensor of a batch, one that is not gathered included."""
+    if isinstance(part, StoredRows):
+        return (len(part.ids), *part.tensor.shape[1:])
+    return (len(part.samples), *part.samples[0].shape) if isinstance(part, LooseRows) else tuple(part.shape)
 
 
 def _part(buffer: Any, first: int, last: int, total: int) -> Any:
