@@ -13,9 +13,7 @@ from distributed_training.planning import model_facts
 from distributed_training.planning.measuring import Laboratory, jitter_of, read_links, slowest
 from distributed_training.planning.profile import BACKWARD_OVER, UPDATE
 from distributed_training.planning.ways import BY_LABEL, chosen_way
-from distributed_training.runtime.allocator import keep_freed_memory, return_freed_memory
 from distributed_training.runtime.errors import BenchError, OutOfMemoryError
-from distributed_training.runtime.meters import ResidentMemory
 from distributed_training.verify.running import Outcome
 
 
@@ -108,20 +106,6 @@ def test_memory_of_a_batch_does_not_depend_on_those_measured_before_it(tmp_path:
         after = found["timeline"][-1][1]  # the update is done: weights and two averages
         assert 2.9 * weights < after < 3.5 * weights, "memory that was kept while time was measured counts"
     assert large["peak"] > small["peak"]
-
-
-def test_a_peak_is_seen_after_it_is_over() -> None:
-    return_freed_memory()
-    try:
-        meter = ResidentMemory()
-        meter.peak()
-        torch.ones(25_000_000)  # 100 MB, freed at once
-        peak, later = meter.peak(), meter.peak()
-    finally:
-        keep_freed_memory()
-
-    assert 95e6 < peak < 130e6
-    assert later < 30e6
 
 
 def test_the_way_that_a_config_names() -> None:

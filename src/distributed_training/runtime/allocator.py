@@ -31,7 +31,8 @@ def keep_freed_memory() -> bool:
 def return_freed_memory() -> bool:
     """The opposite: what is freed goes back to the system at once, so that what is resident is what is in use.
 
-    To measure memory by; every step is slower with it. False where the C library has no such functions.
+    To measure memory by; every step is slower with it. False where the C library has no such functions. A process that
+    kept large blocks before has holes in its heap, which are filled first and stay resident: measure in a fresh one.
     """
     try:
         library = ctypes.CDLL(None)
