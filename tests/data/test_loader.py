@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -51,6 +52,31 @@ class Faulty:
         if sample == 5:
             self.bad()
         return torch.tensor(sample)
+
+
+class Counted:
+    """Samples that count how often they are loaded, by whichever process."""
+
+    def __init__(self) -> None:
+        self.loaded = multiprocessing.Value("i", 0)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, sample: int) -> torch.Tensor:
+        with self.loaded.get_lock():
+            self.loaded.value += 1
+        return torch.tensor(sample)
+
+    def settle(self) -> int:
+        """How many, once nothing more is loaded."""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            before = self.loaded.value
+            time.sleep(0.3)
+            if self.loaded.value == before:
+                return before
+        raise AssertionError("there is no end of it")
 
 
 def numbers(count: int) -> ArrayDataset:
@@ -219,6 +245,60 @@ class TestResume:
         both_at_work(batches)
         loader.close()
         assert list(batches) == []
+
+
+class TestNextEpoch:
+    """Workers load the beginning of the next epoch while the end of this one is dealt with."""
+
+    def test_it_is_begun_where_training_goes_on_and_only_there(self) -> None:
+        for epochs, ahead in ((2, True), (1, False), (None, False)):
+            samples = Counted()
+            with closing(Loader(as_dataset(samples), Plan(12, 2, seed=3), num_workers=1)) as loader:
+                loader.epochs = epochs
+                list(loader.batches(0))
+                own = samples.settle()
+                assert (own > 12) is ahead, (epochs, own)
+                assert own < 24, "a few batches, not the whole epoch"
+
+    def test_no_sample_is_loaded_twice_for_it(self) -> None:
+        samples = Counted()
+        with closing(Loader(as_dataset(samples), Plan(12, 2, seed=3), num_workers=2)) as loader:
+            loader.epochs = 3
+            for epoch in range(3):
+                list(loader.batches(epoch))
+            assert samples.settle() == 36
+
+    @pytest.mark.parametrize("start", [0, 3])
+    def test_batches_are_those_of_the_plan(self, start: int) -> None:
+        with closing(noisy(workers=2)) as loader:
+            loader.epochs = 3
+            assert_same(list(noisy().batches(0, start)), list(loader.batches(0, start)))
+            assert_same(list(noisy().batches(1)), list(loader.batches(1)))
+            again = loader.batches(1)  # not what the workers have begun with
+            first = [next(again), next(again)]
+            assert_same(list(noisy().batches(1)), first + list(again))
+            assert_same(list(noisy().batches(2)), list(loader.batches(2)))
+            loader.epochs = 5
+            assert_same(list(noisy().batches(3)), list(loader.batches(3)))
+            assert_same(list(noisy().batches(4)), list(loader.batches(4)))
+
+    def test_a_bad_sample_in_it_is_told_in_its_turn(self) -> None:
+        tries = multiprocessing.Value("i", 0)
+
+        def fail_from_the_second_time_on() -> None:
+            tries.value += 1
+            if tries.value > 1:
+                raise ValueError("no such file")
+
+        with closing(faulty(fail_from_the_second_time_on, workers=1)) as loader:
+            loader.epochs = 2
+            assert len(list(loader.batches(0))) == 3
+            later = loader.batches(1)
+            assert next(later)[0] == 0
+            with pytest.raises(DataError, match=r"sample 5: ValueError: no such file.*at epoch 1, step 1"):
+                next(later)
+            tries.value = 0
+            assert_same(list(faulty(lambda: None, 0).batches(1)), list(loader.batches(1)))
 
 
 class TestProcesses:

@@ -182,6 +182,10 @@ class BatchSource(ABC):
     device: torch.device | None = None
     """Where batches will be computed. A source may bring them there ahead of time; it need not."""
 
+    epochs: int | None = None
+    """Epochs of the training, read one after the other: a source may begin with the next one while the end of this one
+    is dealt with. None where no epoch follows, as in an evaluation."""
+
     @property
     @abstractmethod
     def steps_per_epoch(self) -> int | None:

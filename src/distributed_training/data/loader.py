@@ -72,6 +72,8 @@ class Loader(BatchSource):
         self._workers: DataLoader[Any] | None = None
         self._blocks: BlockReceiver | None = None
         self._cursor = _Cursor(plan.steps_per_epoch)
+        self._running: Iterator[Any] = iter(())
+        self._next_step: tuple[int, int] | None = None  # (epoch, step) that the workers give next, if any
         self._turn: object = None
 
     @property
@@ -115,7 +117,8 @@ class Loader(BatchSource):
             self._workers._iterator = None
         if self._blocks is not None:
             self._blocks.close()
-        self._workers = self._blocks = self._turn = None
+        self._workers = self._blocks = self._turn = self._next_step = None
+        self._running = iter(())
         self._table = _NOT_ASKED
 
     def _in_process(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
@@ -123,12 +126,16 @@ class Loader(BatchSource):
         return read_steps(self.dataset, self.plan, self.share, epoch, start, self.steps_per_epoch, memory)
 
     def _from_workers(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
-        self._cursor.epoch, self._cursor.start = epoch, start
-        batches = self._start_workers() if self._workers is None else iter(self._workers)
         turn = self._turn = object()
         try:
-            for step, data in enumerate(batches, start):
+            if self._next_step != (epoch, start):
+                self._send_workers_to(epoch, start)
+            for step in range(start, self.steps_per_epoch):
+                self._next_step = None  # until it is here
+                data = next(self._running)
+                self._next_step = self._cursor.after(epoch, step)
                 if isinstance(data, _Failure):
+                    self._next_step = None
                     logger.debug("%s", data.trace)
                     raise DataError(f"{data.message}; in a loader process, at epoch {epoch}, step {step}")
                 yield step, self.share.batch(self.plan.ids(epoch, step), data)
@@ -136,6 +143,16 @@ class Loader(BatchSource):
                     return
         except RuntimeError as error:
             raise _worker_error(error, self._patience) from error
+
+    def _send_workers_to(self, epoch: int, start: int) -> None:
+        """Have the workers load from this step on.
+
+        Where training goes on after this epoch, so do they: while it validates and saves they load the beginning of
+        the next one.
+        """
+        self._cursor.epoch, self._cursor.start = epoch, start
+        self._cursor.end = max(epoch + 1, self.epochs or 0)
+        self._running = self._start_workers() if self._workers is None else iter(self._workers)
 
     @property
     def _patience(self) -> float:
@@ -182,16 +199,22 @@ class Loader(BatchSource):
 
 
 class _Cursor:
-    """The sampler of the worker loader: which (epoch, step) come next. Set anew before each epoch."""
+    """The sampler of the worker loader: which (epoch, step) come next, up to the beginning of epoch `end`."""
 
     def __init__(self, steps: int) -> None:
-        self.steps, self.epoch, self.start = steps, 0, 0
+        self.steps, self.epoch, self.start, self.end = steps, 0, 0, 1
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        return iter([(self.epoch, step) for step in range(self.start, self.steps)])
+        first, end = self.epoch * self.steps + self.start, self.end * self.steps
+        return (divmod(at, self.steps) for at in range(first, end))
 
     def __len__(self) -> int:
-        return self.steps - self.start
+        return (self.end - self.epoch) * self.steps - self.start
+
+    def after(self, epoch: int, step: int) -> tuple[int, int] | None:
+        """What comes after a step; None where that was the last one."""
+        following = divmod(epoch * self.steps + step + 1, self.steps)
+        return following if following[0] < self.end else None
 
 
 @dataclass

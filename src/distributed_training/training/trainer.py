@@ -284,4 +284,5 @@ class Trainer:
             ranks = 1  # fewer samples than ranks: each looks at all of them
         source.share = Share(self.strategy.rank if ranks > 1 else 0, ranks)
         source.device = self.strategy.device
+        source.epochs = self.epochs if training else None
         return source
