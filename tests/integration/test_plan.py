@@ -12,10 +12,15 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.forked_ranks import RankServer
+from tests.launching import need
 
 from distributed_training.config import Config
+from distributed_training.planning.measuring import Laboratory
+from distributed_training.planning.own_time import measure_own_time
+from distributed_training.planning.pace import Pace
 from distributed_training.planning.planner import PlanOptions, make_plan
 from distributed_training.planning.report import write_plan
+from distributed_training.planning.ways import BY_LABEL
 
 
 @pytest.mark.timeout(600)
@@ -65,6 +70,37 @@ def test_real_ranks_time_how_they_talk(rank_server: RankServer, tmp_path: Path) 
     assert all(seconds > 0 for points in found["times"].values() for _, seconds in points)
     assert 0 <= found["overlap"] <= 1
     assert found["slowdown"] == 1.0, "Gloo's threads sleep until a message comes"
+
+
+def test_horovod_says_what_its_threads_and_messages_cost(tmp_path: Path) -> None:
+    way = BY_LABEL["horovod"]
+    need("horovod", way.installed)
+    lab = Laboratory(Config().replace(**{"training.device": "cpu"}), tmp_path, 1, 100.0, lambda line: None)
+
+    found = lab.links(way, 2)
+
+    assert found is not None
+    assert found.backend == "horovod"
+    assert found.slowdown >= 1.0
+    assert found.message is not None
+    assert 0 <= found.message < 1
+
+
+def test_what_deepspeed_adds_to_a_step_is_measured_with_one_rank(tmp_path: Path) -> None:
+    ways = [BY_LABEL["deepspeed 1"], BY_LABEL["deepspeed 2"], BY_LABEL["ddp"]]
+    need("deepspeed", ways[0].installed)
+    said: list[str] = []
+    config = Config().replace(**{"model.args": {"hidden": [256] * 12}, "training.device": "cpu"})
+    lab = Laboratory(config, tmp_path, 1, 100.0, said.append, seconds=0.1)
+    profile = lab.profile({1: [8, 16]})
+
+    with Pace(lab, profile) as pace:
+        measure_own_time(ways, lab, pace, profile)
+
+    assert list(profile.own) == ["deepspeed 2"], "stage 1 is as stage 2, and ddp has nothing of the kind"
+    assert profile.own["deepspeed 2"] > 0, said
+    assert list(pace.seen) == [(1, 8)]
+    assert len(pace.seen[1, 8]) == 7, "by turns with single"
 
 
 SLOW = """

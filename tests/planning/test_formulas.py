@@ -170,6 +170,42 @@ def test_a_library_that_is_never_idle_slows_the_computation() -> None:
     assert horovod.rest == pytest.approx(1.25 * ddp.rest)
 
 
+def test_horovod_sends_what_is_ready_whenever_its_thread_looks() -> None:
+    times = {"all_reduce": [(1e3, 2e-3), (1e8, 1.02e-1)]}  # 2 ms, and a second for a GB
+    links = {"horovod": Links(2, times, overlap=0.0, message=5e-4)}
+    model, way = time_model("cpu", links=links), BY_LABEL["horovod"]
+
+    apart = model.predict(way, 2, 16)
+    model._profile.times[1][16]["ready"] = [(2, 0.3), (1, 0.301), (0, 1.0)]
+    together = model.predict(way, 2, 16)
+
+    # Three messages, the last 1.5 ms of waiting for the thread behind nothing; then two.
+    assert apart.talked == pytest.approx(P / 1e9 + 3 * 5e-4, rel=1e-3)
+    assert apart.waited == pytest.approx(apart.talked + 1.5e-3, rel=1e-3)
+    assert together.talked == pytest.approx(P / 1e9 + 2 * 5e-4, rel=1e-3)
+    assert together.sent == apart.sent == pytest.approx(P)
+
+
+def test_a_message_costs_what_was_measured_though_larger_ones_were_quicker_by_chance() -> None:
+    times = {"all_reduce": [(1e3, 4e-3), (1e8, 1e-3)]}
+    model = time_model("cpu", links={"horovod": Links(2, times, overlap=0.0, message=5e-4)})
+
+    assert model.predict(BY_LABEL["horovod"], 2, 16).talked >= 3 * 5e-4
+
+
+def test_deepspeed_takes_what_its_one_rank_took_longer() -> None:
+    model = time_model("cpu")
+    assumed = {label: model.predict(BY_LABEL[label], 2, 16).copies for label in ("deepspeed 1", "deepspeed 3")}
+
+    model._profile.own = {"deepspeed 2": 0.02, "deepspeed 3": 0.07}
+
+    found = {label: model.predict(BY_LABEL[label], 2, 16).copies for label in ("deepspeed 1", "deepspeed 3", "ddp")}
+    assert assumed["deepspeed 3"] == pytest.approx(assumed["deepspeed 1"] * 4 / 3), "passes over the weights"
+    assert found["deepspeed 1"] == pytest.approx(0.02), "as its stage 2"
+    assert found["deepspeed 3"] == pytest.approx(0.07)
+    assert found["ddp"] < 0.02
+
+
 def test_a_backend_that_was_not_measured_is_taken_to_be_like_the_one_that_was() -> None:
     times = {"all_reduce": [(1e3, 1e-3), (1e8, 1e-1)]}
     model = time_model("cpu", links={"gloo": Links(2, times)})

@@ -50,6 +50,14 @@ def test_ranks_that_are_compared_train_as_the_config_says(tmp_path: Path, accumu
     assert (config.strategy.name, config.strategy.compression, task.batches) == ("ddp", "powersgd", [16])
 
 
+def test_what_a_library_adds_is_measured_without_accumulation(tmp_path: Path) -> None:
+    lab = Laboratory(Config().replace(**{"training.gradient_accumulation": 4}), tmp_path, 1, 10.0, lambda line: None)
+
+    task = lab.rank_task(BY_LABEL["deepspeed 3"], 8, 5, accumulation=1)
+
+    assert Config.from_dict(task.config).training.gradient_accumulation == 1
+
+
 def test_of_copies_beside_each_other_the_slowest_counts() -> None:
     copies = [
         {"8": {"step": s, "spread": 1 / s, "had_core": s / 4, "parts": {"forward": s}, "timeline": []}}
@@ -89,6 +97,8 @@ def test_how_mpi_talks_is_found_by_the_name_of_its_way() -> None:
 
     assert (mpi.backend, ddp.backend) == ("mpi", "gloo")
     assert mpi.times["all_reduce"] == [(8.0, 1e-6), (80.0, 1e-5)]
+    assert mpi.message is None
+    assert read_links({**found, "message": 1e-3}, BY_LABEL["horovod"]).message == 1e-3
 
 
 def test_memory_of_a_batch_does_not_depend_on_those_measured_before_it(tmp_path: Path) -> None:

@@ -21,7 +21,10 @@ def test_a_profile_comes_to_the_middle_of_all_turns(tmp_path: Path) -> None:
     before = {batch: found._profile.parts(batch, 1).whole for batch in (8, 16)}
     found.seen = {(1, 16): [1.4 * before[16], 1.5 * before[16], 9.0], (1, 12): [100.0], (2, 16): [100.0]}
 
+    found._profile.own = {"deepspeed 2": 0.02}
+
     assert found.rebase() == {1: pytest.approx(1.5)}
+    assert found._profile.own == {"deepspeed 2": pytest.approx(0.03)}
     assert found._profile.parts(16, 1).whole == pytest.approx(1.5 * before[16])
     assert found._profile.parts(8, 1).whole == pytest.approx(1.5 * before[8]), "the machine is slower for all sizes"
 

@@ -19,6 +19,8 @@ class Links:
     backend: str = ""
     slowdown: float = 1.0
     """Of a computation by a library that only waits: its threads look for work all the time."""
+    message: float | None = None
+    """Seconds that a small message of such a library costs the computation beside it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -89,15 +89,22 @@ class Laboratory:
         return processes
 
     def ranks(
-        self, way: Way, ranks: int, batch: int, plan: tuple[int, int], beside: Callable[[], float]
+        self,
+        way: Way,
+        ranks: int,
+        batch: int,
+        plan: tuple[int, int],
+        beside: Callable[[], float],
+        accumulation: int | None = None,
     ) -> tuple[dict[str, float] | None, str]:
         """(what so many real ranks took, "") or (None, why not).
 
         Args:
             plan: turns, and steps in each.
             beside: what is measured by turns with them.
+            accumulation: micro-batches of a step, if not as the config says.
         """
-        task, launcher = self.rank_task(way, batch, plan[1]), _launcher(way)
+        task, launcher = self.rank_task(way, batch, plan[1], accumulation), _launcher(way)
         start = Start(_BY_TURNS, asdict(task), 1 if launcher == "none" else ranks, launcher, self._variables())
         restless = way.strategy in RESTLESS
         took: list[float] = []
@@ -114,15 +121,18 @@ class Laboratory:
             return None, " ".join([first, *[line.strip() for line in said[-1:]]])
         if restless:
             others += [beside() for _ in range(_AROUND)]
-        return {"step": statistics.median(took), "peak": peak, "beside": statistics.median(others)}, ""
+        found = {"step": statistics.median(took), "peak": peak, "beside": statistics.median(others)}
+        if not restless:  # each turn by the pace of the moment
+            found["paced"] = statistics.median(own / pace for own, pace in zip(took, others, strict=True))
+        return found, ""
 
-    def rank_task(self, way: Way, batch: int, steps: int) -> Task:
+    def rank_task(self, way: Way, batch: int, steps: int, accumulation: int | None = None) -> Task:
         """What real ranks do: the user's training, some steps of it."""
         settings: dict[str, Any] = dict(way.settings)
         if way.compression == "powersgd":
             settings["strategy.powersgd_start_step"] = 2  # or a short run would not see it
         return Task(
-            config=self._settings(settings, self.config.training.gradient_accumulation).to_dict(),
+            config=self._settings(settings, accumulation or self.config.training.gradient_accumulation).to_dict(),
             batches=[batch],
             details=False,
             steps=steps,
@@ -234,7 +244,12 @@ def read_links(found: Mapping[str, Any], way: Way) -> Links:
     """What a sweep found. A way that chooses its backend looks for it by that name, not by the one torch knows."""
     times = {name: [(float(size), float(took)) for size, took in points] for name, points in found["times"].items()}
     return Links(
-        int(found["ranks"]), times, float(found["overlap"]), way.backend or str(found["backend"]), found["slowdown"]
+        ranks=int(found["ranks"]),
+        times=times,
+        overlap=float(found["overlap"]),
+        backend=way.backend or str(found["backend"]),
+        slowdown=found["slowdown"],
+        message=found.get("message"),
     )
 
 

@@ -76,6 +76,8 @@ class Pace:
         for copies, found in self._profile.times.items():
             for one in found.values():
                 one["parts"] = {name: took * factors[copies] for name, took in one["parts"].items()}
+        own = self._profile.own
+        self._profile.own = {label: took * factors.get(1, 1.0) for label, took in own.items()}
         self._profile.jitter |= self.jitter
         return factors
 

@@ -16,6 +16,7 @@ from distributed_training.config.errors import ConfigError
 from distributed_training.planning.cluster import Cluster
 from distributed_training.planning.measuring import Laboratory
 from distributed_training.planning.memory import Memory, MemoryModel
+from distributed_training.planning.own_time import measure_own_time
 from distributed_training.planning.pace import Pace, steps_for
 from distributed_training.planning.predictions import Advice, Curve, Plan, Prediction
 from distributed_training.planning.profile import Profile
@@ -69,6 +70,7 @@ def make_plan(config: Config, options: PlanOptions) -> Plan:
         with Pace(lab, profile) as pace:
             cluster, assumed = _cluster(options, profile, per_node, here, lab)
             planning = _Planning(config, options, profile, cluster)
+            measure_own_time([way for n in options.gpus for way in planning.ways(n)], lab, pace, profile)
             predictions = [planning.predict(way, ranks) for ranks in options.gpus for way in planning.ways(ranks)]
             if options.measure:
                 predictions += planning.held_out()

@@ -45,6 +45,8 @@ class Profile:
     """Of the noisiest measurement."""
     jitter: dict[int, float] = field(default_factory=dict)
     """By processes beside each other: how much a step differs from the one before, as a share of it (one sigma)."""
+    own: dict[str, float] = field(default_factory=dict)
+    """Seconds that a library adds to a step by itself, by the label of its way: see `own_time`."""
     had_core: float = 1.0
     """Share of the time in which a process that was measured on a CPU really ran: of the one that ran least."""
 

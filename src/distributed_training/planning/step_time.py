@@ -16,6 +16,7 @@ wait for the slowest of N, whose lateness adds up with the root of k (docs/plann
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -42,7 +43,7 @@ class StepTime:
     compute: float
     """Forward, backward, update."""
     copies: float
-    """Between gradients and buckets, shards and whole weights."""
+    """Between gradients and buckets, shards and whole weights; of DeepSpeed all that it adds by itself."""
     waited: float
     """For other ranks: the part of talking that is not hidden."""
     talked: float
@@ -87,9 +88,11 @@ class TimeModel:
         if way.family == "fsdp":
             talk = self._divided(way, network, ranks, parts.forward, parts.backward, overlap)
         elif way.family == "deepspeed":
-            talk = self._deepspeed(way, network, ranks)
+            talk = self._deepspeed(way, network, ranks, self._own(way, ranks, batch / accumulation))
         elif way.family == "dp":
             talk = self._one_process(network, ranks)
+        elif way.family == "horovod":
+            talk = self._in_cycles(way, network, ranks, parts.backward, overlap, batch / accumulation)
         else:
             talk = self._in_buckets(way, network, ranks, parts.backward, overlap, batch / accumulation)
         waited, talked, copies, sent = talk
@@ -128,7 +131,7 @@ class TimeModel:
     def _in_buckets(
         self, way: Way, network: Network, ranks: int, backward: float, overlap: float, batch: float
     ) -> tuple[float, float, float, float]:
-        """ddp, zero1, accelerate, horovod, mpi: (waited, talked, copies, sent)."""
+        """ddp, zero1, accelerate, mpi: (waited, talked, copies, sent)."""
         buckets = self._buckets(way, batch)
         end = talked = sent = 0.0
         passes = 1.0
@@ -145,13 +148,38 @@ class TimeModel:
             waited += 2 * network.all_reduce(4.0, ranks)  # two messages a bucket, one after the other
         elif way.compression != "none" and not rounded:
             passes += 1
-        if way.family == "horovod":
-            waited += _CYCLE
         if way.family == "zero1":  # updated weights travel when the update is done: nothing to hide behind
             after = ranks * network.seconds("broadcast", self._whole / ranks, ranks)
             waited, talked, sent = waited + after, talked + after, sent + bytes_sent("all_gather", self._whole, ranks)
         bucketed = sum(size for size, _, copied in buckets if copied)
         return waited, talked, passes * bucketed / self._copy, sent
+
+    def _in_cycles(
+        self, way: Way, network: Network, ranks: int, backward: float, overlap: float, batch: float
+    ) -> tuple[float, float, float, float]:
+        """horovod: a thread looks every ms which gradients are ready, and sends them together."""
+        loose = set(self._memory.without_bucket(way))
+        waiting = deque(sorted((share * backward, number) for number, share in self._profile.ready(batch)))
+        links = self._cluster.links.get(network.backend)
+        # In a small message that was timed alone, most is waiting for the thread to look: hidden, but in the last one.
+        message = hidden = 0.0
+        if links is not None and links.message is not None:
+            message = links.message
+            hidden = max(0.0, min(seconds for _, seconds in links.times["all_reduce"]) - message)
+        end = talked = sent = copied = 0.0
+        while waiting:
+            start = max(waiting[0][0], end) + _CYCLE / 2
+            sizes = []
+            while waiting and waiting[0][0] <= start:
+                number = waiting.popleft()[1]
+                sizes.append(self._compressed(way, self._bytes[number]))
+                copied += 0.0 if number in loose else self._bytes[number]
+            took = max(message, network.all_reduce(sum(sizes), ranks) - hidden)
+            end = start + took
+            talked += took
+            sent += bytes_sent("all_reduce", sum(sizes), ranks)
+        waited = overlap * max(0.0, end - backward) + (1 - overlap) * talked + max(hidden, _CYCLE)
+        return waited, talked, copied / self._copy, sent
 
     def _buckets(self, way: Way, batch: float) -> list[tuple[float, float, bool]]:
         """(bytes, share of the backward pass after which it can travel, whether it is a copy), in order of sending."""
@@ -211,16 +239,27 @@ class TimeModel:
             return talked, talked, copies, sent
         return overlap * min(exposed, talked) + (1 - overlap) * talked, talked, copies, sent
 
-    def _deepspeed(self, way: Way, network: Network, ranks: int) -> tuple[float, float, float, float]:
+    def _own(self, way: Way, ranks: int, batch: float) -> float | None:
+        """What its library adds to a step by itself, as measured with one rank, beside others on the machine."""
+        own = self._profile.own.get(way.like_alone or "")
+        if own is None:
+            return None
+        alone, beside = (self._profile.parts(batch, n).whole for n in (1, self._cluster.local(ranks)))
+        return own * beside / alone
+
+    def _deepspeed(
+        self, way: Way, network: Network, ranks: int, own: float | None
+    ) -> tuple[float, float, float, float]:
         """A bucket of DeepSpeed holds all gradients of most models, so that it travels when the backward pass ends."""
         gather = network.seconds("all_gather", self._whole, ranks)
         if way.stage == 3:
-            return self._deepspeed_3(network, ranks)
+            return self._deepspeed_3(network, ranks, own)
         talked = network.all_reduce(self._whole, ranks) + gather
         # Its stage 2 sends as stage 1 does: it all-reduces where a reduce-scatter would do.
-        return talked, talked, 3 * self._whole / self._copy, step_bytes(1, self._whole, ranks)
+        copies = 3 * self._whole / self._copy if own is None else own
+        return talked, talked, copies, step_bytes(1, self._whole, ranks)
 
-    def _deepspeed_3(self, network: Network, ranks: int) -> tuple[float, float, float, float]:
+    def _deepspeed_3(self, network: Network, ranks: int, own: float | None) -> tuple[float, float, float, float]:
         """Small parameters are gathered after the update, each by itself. Large ones before the forward pass, and once
         more before the backward pass only where they are too many to be kept."""
         small = [size for size in self._bytes if size / 4 <= _PERSISTENT]
@@ -231,7 +270,7 @@ class TimeModel:
         talked += network.seconds("reduce_scatter", self._whole, ranks)
         gathered = bytes_sent("all_gather", times * large + sum(small), ranks)
         sent = gathered + bytes_sent("reduce_scatter", self._whole, ranks)
-        return talked, talked, 4 * self._whole / self._copy, sent
+        return talked, talked, 4 * self._whole / self._copy if own is None else own, sent
 
     def _one_process(self, network: Network, ranks: int) -> tuple[float, float, float, float]:
         """dp: in every step the weights go out from the first GPU and all gradients come back to it."""

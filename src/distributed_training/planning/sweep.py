@@ -7,6 +7,7 @@ one came. Further: how much of a transfer is free beside a computation, and what
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -40,14 +41,16 @@ def main(out: str, strategy: str, device_name: str, deadline: float) -> None:
     world = read_world()
     device = choose_device(device_name, world.local_rank)
     work = Work(device)
-    before = work.seconds() if strategy in RESTLESS else 0.0
+    before = work.core() if strategy in RESTLESS else 0.0
     joined: Any = make_strategy(Place(device, world, StrategyConfig(name=strategy), deadline))
     try:
         found: dict[str, Any] = {"backend": joined.group.backend, "ranks": world.size}
-        found["slowdown"] = max(1.0, work.seconds() / before) if before else 1.0
+        found["slowdown"] = max(1.0, before / work.core()) if before else 1.0
         sweep = Sweep(joined, work, world.size)
         found["times"] = sweep.times()
         found["overlap"] = sweep.overlap()
+        if strategy in RESTLESS:
+            found["message"] = sweep.message()
         if world.rank == 0:
             Path(out).write_text(json.dumps(found), encoding="utf-8")
         joined.barrier()
@@ -71,9 +74,19 @@ class Work:
             self._left @ self._right
 
     def seconds(self) -> float:
-        """Of one product, by stretches of many: threads that interrupt it all the time count, other programs do not."""
+        """Of one product, by stretches of many."""
         count = max(1, int(_STRETCH / min(self._once(1) for _ in range(3))))
         return min(self._once(count) for _ in range(_STRETCHES)) / count
+
+    def core(self) -> float:
+        """Share of the time in which a thread that computes has a core: others may want it, too.
+
+        How fast a product is says it less well: a machine's speed drifts by more than that from second to second.
+        """
+        begin, own = time.monotonic(), time.thread_time()
+        while time.monotonic() < begin + _STRETCHES * _STRETCH:
+            self._once(1)
+        return (time.thread_time() - own) / (time.monotonic() - begin)
 
     def wait(self) -> None:
         """Until the device is done."""
@@ -140,6 +153,32 @@ class Sweep:
             )
             shares.append((alone + sent - together) / min(alone, sent))
         return max(0.0, min(1.0, statistics.median(shares)))
+
+    def message(self) -> float:
+        """Seconds that a small message costs a computation beside it, in a step that sends one now and then."""
+        import torch
+
+        library = self._joined.group.library
+        gradients = [torch.zeros(1024, device=self._work.device) for _ in range(20)]
+
+        def step(*, sends: bool) -> None:
+            under_way = []
+            for number, gradient in enumerate(gradients):
+                self._work()
+                if sends:
+                    name = f"sweep.message.{number}"
+                    under_way.append(library.allreduce_async_(gradient, name=name, op=library.Sum))
+            for handle in under_way:
+                library.synchronize(handle)
+
+        found = []
+        for _ in range(9):  # by turns: each is compared with what was measured beside it
+            plain, sending = (
+                statistics.median(self._repeat(functools.partial(step, sends=sends), _SECONDS, whole=True))
+                for sends in (False, True)
+            )
+            found.append((sending - plain) / len(gradients))
+        return max(0.0, statistics.median(found))
 
     def _operation(self, name: str, size: int) -> tuple[Callable[[], Any], Callable[[], Any]]:
         """What comes before an operation, and the operation."""

@@ -42,6 +42,13 @@ class Way:
         return " ".join(words).replace("strategy.name=", "strategy=")
 
     @property
+    def like_alone(self) -> str | None:
+        """The way whose one rank shows what the library adds to a step; None where that is known from what travels."""
+        if self.family != "deepspeed":
+            return None
+        return "deepspeed 3" if self.stage == 3 else "deepspeed 2"  # its stage 1 does what its stage 2 does
+
+    @property
     def installed(self) -> bool:
         """Whether it can run here."""
         return needs(self.strategy).installed
