@@ -126,6 +126,8 @@ class Loader(BatchSource):
         return read_steps(self.dataset, self.plan, self.share, epoch, start, self.steps_per_epoch, memory)
 
     def _from_workers(self, epoch: int, start: int) -> Iterator[tuple[int, Batch]]:
+        if start >= self.steps_per_epoch:
+            return
         turn = self._turn = object()
         try:
             if self._next_step != (epoch, start):
@@ -150,6 +152,7 @@ class Loader(BatchSource):
         Where training goes on after this epoch, so do they: while it validates and saves they load the beginning of
         the next one.
         """
+        self._next_step = None  # an error on the way leaves nothing in order
         self._cursor.epoch, self._cursor.start = epoch, start
         self._cursor.end = max(epoch + 1, self.epochs or 0)
         self._running = self._start_workers() if self._workers is None else iter(self._workers)

@@ -88,7 +88,7 @@ class TimeModel:
         if way.family == "fsdp":
             talk = self._divided(way, network, ranks, parts.forward, parts.backward, overlap)
         elif way.family == "deepspeed":
-            talk = self._deepspeed(way, network, ranks, self._own(way, ranks, batch / accumulation))
+            talk = self._deepspeed(way, network, ranks)
         elif way.family == "dp":
             talk = self._one_process(network, ranks)
         elif way.family == "horovod":
@@ -96,6 +96,8 @@ class TimeModel:
         else:
             talk = self._in_buckets(way, network, ranks, parts.backward, overlap, batch / accumulation)
         waited, talked, copies, sent = talk
+        own = self._own(way, ranks, batch / accumulation)
+        copies = copies if own is None else own
         agreed = self._agreements(way) * network.all_reduce(_NUMBER, ranks)
         compute = (forward + backward + parts.update * self._update_share(way, ranks)) * slowdown
         late = self._late(way, ranks, compute)
@@ -247,19 +249,16 @@ class TimeModel:
         alone, beside = (self._profile.parts(batch, n).whole for n in (1, self._cluster.local(ranks)))
         return own * beside / alone
 
-    def _deepspeed(
-        self, way: Way, network: Network, ranks: int, own: float | None
-    ) -> tuple[float, float, float, float]:
+    def _deepspeed(self, way: Way, network: Network, ranks: int) -> tuple[float, float, float, float]:
         """A bucket of DeepSpeed holds all gradients of most models, so that it travels when the backward pass ends."""
         gather = network.seconds("all_gather", self._whole, ranks)
         if way.stage == 3:
-            return self._deepspeed_3(network, ranks, own)
+            return self._deepspeed_3(network, ranks)
         talked = network.all_reduce(self._whole, ranks) + gather
         # Its stage 2 sends as stage 1 does: it all-reduces where a reduce-scatter would do.
-        copies = 3 * self._whole / self._copy if own is None else own
-        return talked, talked, copies, step_bytes(1, self._whole, ranks)
+        return talked, talked, 3 * self._whole / self._copy, step_bytes(1, self._whole, ranks)
 
-    def _deepspeed_3(self, network: Network, ranks: int, own: float | None) -> tuple[float, float, float, float]:
+    def _deepspeed_3(self, network: Network, ranks: int) -> tuple[float, float, float, float]:
         """Small parameters are gathered after the update, each by itself. Large ones before the forward pass, and once
         more before the backward pass only where they are too many to be kept."""
         small = [size for size in self._bytes if size / 4 <= _PERSISTENT]
@@ -270,7 +269,7 @@ class TimeModel:
         talked += network.seconds("reduce_scatter", self._whole, ranks)
         gathered = bytes_sent("all_gather", times * large + sum(small), ranks)
         sent = gathered + bytes_sent("reduce_scatter", self._whole, ranks)
-        return talked, talked, 4 * self._whole / self._copy if own is None else own, sent
+        return talked, talked, 4 * self._whole / self._copy, sent
 
     def _one_process(self, network: Network, ranks: int) -> tuple[float, float, float, float]:
         """dp: in every step the weights go out from the first GPU and all gradients come back to it."""
