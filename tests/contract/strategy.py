@@ -41,6 +41,14 @@ def make_model() -> nn.Module:
     return model
 
 
+def make_convolution() -> nn.Sequential:
+    """The same small network with a convolution each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        image = nn.Linear(FEATURES, 3 * 4 * 4), nn.Unflatten(1, (3, 4, 4))
+        return nn.Sequential(*image, nn.Conv2d(3, 6, 3), nn.Flatten(), nn.Linear(6 * 2 * 2, CLASSES))
+
+
 def batch(step: int) -> tuple[Tensor, Tensor]:
     """The global batch of a step."""
     generator = torch.Generator().manual_seed(step)
@@ -149,6 +157,19 @@ class StrategyContract:
         for step in range(5):
             assert not was_skipped(train_step(strategy, forward, batch(step)))
         assert_weights(strategy, reference(optimizer, 5)[0])
+
+    @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+    def test_channels_may_be_innermost(self, strategy_factory: Factory, optimizer: str) -> None:
+        strategy, model = strategy_factory(), make_convolution()
+        expected = reference(optimizer, 3, start=copy.deepcopy(model))[0]
+        model.to(strategy.device)
+        forward = strategy.setup(model, OPTIMIZERS[optimizer](model), StepSettings(channels_last="on"))
+        for step in range(3):
+            train_step(strategy, forward, batch(step))
+        assert_weights(strategy, expected, 1e-5)
+        if isinstance(strategy, SingleDevice) and strategy.keeps_channels_last:
+            assert model[2].weight.is_contiguous(memory_format=torch.channels_last)
+        strategy.teardown()
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     @pytest.mark.parametrize("parts", [2, 4])

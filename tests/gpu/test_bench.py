@@ -44,7 +44,7 @@ def test_all_precisions_train_alike() -> None:
 
 
 def test_loading_feed_and_checkpoints_reach_the_gpu(in_tmp: object) -> None:
-    variants = ("torch-1-pinned", "ours-1-pinned", "split-1")
+    variants = ("torch-1-pinned", "ours-1-pinned", "resident", "split-1")
     result = loading.run(BenchOptions(cases=("arrays",), variants=variants, processes=(1,), **OPTIONS))  # type: ignore[arg-type]
     assert {figure.variant for figure in result.figures} == set(variants)
     result = feed.run(BenchOptions(cases=("training-resnet18",), **OPTIONS))  # type: ignore[arg-type]

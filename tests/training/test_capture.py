@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tests.training.examples import assert_same_weights, loader, model, trainer
 from torch import nn
 
@@ -24,8 +25,10 @@ def test_on_where_it_cannot_be_is_an_error() -> None:
 
 def test_channels_are_innermost_where_it_helps() -> None:
     images, rows = nn.Sequential(nn.Conv2d(3, 4, 3)), model()
-    assert wants_channels_last(images, "bf16", "auto")
-    assert not wants_channels_last(images, "fp32", "auto")
-    assert not wants_channels_last(rows, "bf16", "auto")
-    assert wants_channels_last(rows, "fp32", "on")
-    assert not wants_channels_last(images, "bf16", "off")
+    gpu, cpu = torch.device("cuda"), torch.device("cpu")
+    assert wants_channels_last(images, gpu, "bf16", "auto")
+    assert not wants_channels_last(images, cpu, "bf16", "auto")
+    assert not wants_channels_last(images, gpu, "fp32", "auto")
+    assert not wants_channels_last(rows, gpu, "bf16", "auto")
+    assert wants_channels_last(rows, cpu, "fp32", "on")
+    assert not wants_channels_last(images, gpu, "bf16", "off")

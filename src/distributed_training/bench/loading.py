@@ -20,6 +20,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from distributed_training.bench.transport.ours import fed
 from distributed_training.data import ArrayDataset, Loader, Plan, as_dataset
+from distributed_training.data.resident import ResidentRows
 
 SAMPLES, STORED, SIDE, BATCH = 4096, 64, 48, 64  # images of 64 pixels, scaled to 48 where there is work to do
 _WARM_SECONDS, _WARM_BATCHES = 0.2, 4
@@ -70,8 +71,9 @@ def _batches(
     whole = type(source) is Arrays
     dataset = ArrayDataset((source.images, source.labels), name="benchmark") if whole else as_dataset(source)
     plan = Plan(SAMPLES, BATCH, 0)
-    if way == "ours":
-        loader = Loader(dataset, plan, num_workers=workers, pin_memory=pinned)
+    if way in ("ours", "resident"):
+        resident = "on" if way == "resident" else "off"
+        loader = Loader(dataset, plan, num_workers=workers, pin_memory=pinned, resident=resident)
         loader.device = device  # as a training says it to any source
         stack.callback(loader.close)
         return (batch.data for epoch in range(10**6) for _, batch in loader.batches(epoch))
@@ -91,7 +93,8 @@ def _from_torch(source: Arrays, workers: int, pinned: bool) -> Iterator[Any]:
 
 def _rate(batches: Iterator[Any], device: torch.device, seconds: float) -> float:
     count, first, began = 0, time.perf_counter(), 0.0
-    for images, labels in batches:
+    for data in batches:
+        images, labels = data.gather() if isinstance(data, ResidentRows) else data
         count += len(labels)
         if device.type == "cuda":
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)

@@ -84,6 +84,11 @@ class DDP(Distributed):
         work at once can come to wait for each other."""
         return self._plain and self.device.type == "cpu" and self.world_size > 1
 
+    @property
+    def keeps_channels_last(self) -> bool:
+        # Its buckets take gradients in the order of their weights; PowerSGD sees matrices in them.
+        return type(self) is DDP and self.config.compression != "powersgd" and len(self._gpus) <= 1
+
     def make_update(self, optimizer: Optimizer, settings: StepSettings) -> Update:
         if settings.fused:
             use_fused(optimizer)

@@ -91,7 +91,9 @@ def find_large(model: nn.Module, bucket_mb: float) -> dict[str, nn.Parameter]:
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     smallest = min(trained, key=lambda name: trained[name].nbytes, default=None)
     at_least = min(LARGE, bucket_mb * 2**20)
-    return {n: p for n, p in trained.items() if p.nbytes >= at_least and n != smallest and id(p) not in sparse}
+    # What travels is contiguous, and a fused update wants gradients to lie as their weights do.
+    fit = {n: p for n, p in trained.items() if p.is_contiguous() and id(p) not in sparse}
+    return {n: p for n, p in fit.items() if p.nbytes >= at_least and n != smallest}
 
 
 @contextlib.contextmanager

@@ -54,9 +54,10 @@ def resolve_precision(name: str, device: torch.device) -> str:
     return name
 
 
-def wants_channels_last(model: nn.Module, precision: str, choice: str) -> bool:
+def wants_channels_last(model: nn.Module, device: torch.device, precision: str, choice: str) -> bool:
     """Whether to keep the channels of convolutions innermost: the kernels of tensor cores work on that order, and would
     otherwise turn every input and gradient around. Weights that are stored so make all activations so."""
     if choice != "auto":
         return choice == "on"
-    return precision in _AUTOCAST and any(isinstance(module, nn.Conv2d) for module in model.modules())
+    on_gpu = device.type == "cuda"
+    return on_gpu and precision in _AUTOCAST and any(isinstance(module, nn.Conv2d) for module in model.modules())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -21,6 +22,8 @@ from distributed_training.strategies.portable import (
 )
 from distributed_training.strategies.precision import Precision, wants_channels_last
 from distributed_training.strategies.update import Update
+
+logger = logging.getLogger(__name__)
 
 
 class SingleDevice(Strategy):
@@ -46,12 +49,20 @@ class SingleDevice(Strategy):
         self._autocast = self._precision.autocast
         self._scaler = self._precision.scaler
         self._model = self.take_model(model, optimizer)
-        if self.capturable and wants_channels_last(self._model, self._precision.name, settings.channels_last):
-            self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if wants_channels_last(self._model, self.device, self._precision.name, settings.channels_last):
+            if self.keeps_channels_last:
+                self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            elif settings.channels_last == "on" and self.rank == 0:
+                logger.warning("training.channels_last=on is for single and ddp: %s does without it", self.name)
         self._update: Update | None = None
         if optimizer is not None:
             self._update = self.make_update(optimizer, settings)
         return torch.compile(self._model) if settings.compile else self._model  # type: ignore[return-value]
+
+    @property
+    def keeps_channels_last(self) -> bool:
+        """Whether weights may lie in another order than their shape says. Whoever flattens them cannot have that."""
+        return type(self) is SingleDevice
 
     def take_model(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
         """Bring the weights where they belong, in place."""
