@@ -20,9 +20,9 @@ from torch.utils.data import Dataset as TorchBase
 
 from distributed_training.data.ahead import copied_if_large
 from distributed_training.data.base import Batch, BatchSource, Dataset, Share
+from distributed_training.data.loading_process import only_loads
 from distributed_training.data.placing import PINNED
 from distributed_training.data.plan import Plan, derive_key
-from distributed_training.data.randomness import claim_generators
 from distributed_training.data.resident import make_resident
 from distributed_training.data.shared_blocks import BlockReceiver, BlockSender
 from distributed_training.data.steps import fetch_apart, read_steps
@@ -267,7 +267,7 @@ def _begin(begun: Any, dies: bool, _: int) -> None:
     if dies:
         end_with_parent(signal.SIGKILL)
     begun.release()
-    claim_generators()  # a sample that draws nothing need not have them seeded
+    only_loads()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

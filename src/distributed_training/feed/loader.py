@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from distributed_training.data.base import Dataset
+from distributed_training.data.loading_process import only_loads
 from distributed_training.data.plan import Plan
-from distributed_training.data.randomness import claim_generators
 from distributed_training.feed.answering import HomeDoor
 from distributed_training.feed.course import Course, Part
 from distributed_training.feed.homecoming.home import Home
@@ -251,7 +251,7 @@ def _main(work: Work, link: PairingLink | HomeDoor, board: Board, errors: int, p
     board.set("begun", 1.0)
     torch.set_num_threads(1)
     keep_freed_memory()
-    claim_generators()
+    only_loads()
     sys.setswitchinterval(SWITCH)
     try:
         Worker(work, link, board, receives=number == 0).run()

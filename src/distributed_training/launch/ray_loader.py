@@ -66,7 +66,7 @@ class LoaderActor:
     def _work(self, given: Assignment) -> None:
         import torch
 
-        from distributed_training.data.randomness import claim_generators
+        from distributed_training.data.loading_process import only_loads
         from distributed_training.feed.loader import SWITCH
         from distributed_training.feed.pairing import PairingLink
         from distributed_training.feed.worker import Board, Worker
@@ -76,7 +76,7 @@ class LoaderActor:
 
         torch.set_num_threads(1)
         keep_freed_memory()
-        claim_generators()
+        only_loads()
         sys.setswitchinterval(SWITCH)
         config = Config.from_dict(given.config, "dtrain feed")
         links = [PairingLink.parse(link) for link in given.links]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from distributed_training.data.base import Dataset
-from distributed_training.data.randomness import claim_generators
+from distributed_training.data.loading_process import only_loads
 from distributed_training.data.torch_dataset import drew_something, fetch
 from distributed_training.feed.columns import Unkept
 from distributed_training.runtime.allocator import keep_freed_memory
@@ -71,7 +71,7 @@ def _work(tasks: socket.socket, stocks: Mapping[str, Stock]) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     keep_freed_memory()
-    claim_generators()
+    only_loads()
     tasks.send(encode({"begun": True}))
     while packet := tasks.recv(MOST_BYTES):
         task = decode(packet)
