@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -191,3 +193,26 @@ def test_steps_are_lent_together_to_a_worker_that_has_each_done_before_the_next_
         sequencer.take(40)
     assert max(lengths) == 30  # a third of the horizon
     assert lengths.count(1) < 15  # until its speed was known
+
+
+def test_short_leases_are_not_followed_by_short_ones_for_ever() -> None:
+    sequencer: Sequencer[int] = Sequencer(100_000, lease=10.0, shortest_lease=1.0)
+    sequencer.seek(0, 0, 1)
+    sequencer.join("worker", 0.0)
+    sequencer.want("worker", 256)
+    sequencer.horizon, now = 4, 0.0  # as at the beginning of a training: leases of a step or two
+    leases: deque[Grant] = deque()
+    lengths = []
+    for _ in range(300):
+        while (grant := sequencer.grant("worker", now)) is not None:
+            leases.append(grant)
+        begun = leases.popleft()
+        lengths.append(begun.last - begun.first)
+        sequencer.want("worker", lengths[-1])  # as a worker asks: for as many as it begins
+        for step in range(begun.first, begun.last):
+            now += 0.001
+            sequencer.arrived("worker", 0, step, step, now)
+        sequencer.take(1000)
+        sequencer.horizon = min(4096, sequencer.horizon * 2)
+    assert lengths[0] == 1
+    assert set(lengths[-30:]) == {64}

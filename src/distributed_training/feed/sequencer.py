@@ -185,11 +185,14 @@ class Sequencer(Generic[Item]):
         """The next lease for a worker; None while there is none for it."""
         own = self._workers[worker]
         self._expire(now)
-        most = min(own.wanted, self._share(own) - own.held, self._chunk(own))
+        chunk = self._chunk(own)
+        most = min(own.wanted, self._share(own) - own.held, chunk)
         if most < 1 or own.stalled:
             return None
         indexes = self._pick_again(own, most)
-        if not indexes and (not own.held or self.unlent >= min(most, self._chunk(own))):  # else wait for a whole lease
+        # Who has enough to do waits for a whole lease. A worker asks for as many steps as the lease had that it begins:
+        # short ones, from the time when its speed was not known, would else be followed by short ones for ever.
+        if not indexes and (not own.held or (self.unlent >= most and (most == chunk or own.held < chunk))):
             indexes = self._pick_fresh(most)
         if not indexes:
             return None
