@@ -7,6 +7,7 @@ import pytest
 from distributed_training.bench.options import BenchOptions
 from distributed_training.bench.parts import checkpoint, feed, loading, overhead, precision
 
+pytestmark = pytest.mark.timeout(600)  # kernels are compiled for each variant
 OPTIONS = {"rounds": 1, "warmup": 0, "quick": True, "device": "cuda", "timeout": 300.0}
 
 
