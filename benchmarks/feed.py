@@ -188,7 +188,7 @@ def samples(rounds: int) -> dict[str, Any]:
     found, _ = side_by_side(["samples"], ["26 KB", "393 KB"], max(1, rounds // 2), 0.7)
     report: dict[str, Any] = {}
     for case, measured in found.items():
-        for kind in ("rows", "prepared"):
+        for kind in ("rows", "prepared", "decoded"):
             for way in ("ours", "ours in shared memory"):
                 report[f"{case}, {kind}, {way}"] = {
                     "alone, batches a second": measured[f"{kind}, alone"].median,

@@ -29,11 +29,12 @@ sys.path.insert(0, str(ROOT / "src"))
 KINDS = {
     "rows": ("samples", "rows, ours"),
     "prepared": ("samples", "prepared, ours"),
+    "decoded": ("samples", "decoded, ours"),
     "array": ("ours", "ours, TCP"),
 }
-SHARED = {"rows": "rows, ours in shared memory", "prepared": "prepared, ours in shared memory"}
+SHARED = {kind: f"{kind}, ours in shared memory" for kind in ("rows", "prepared", "decoded")}
 SHARED["array"] = "ours, shared memory"
-LIMITS = {"rows": ("samples", "rows, alone"), "prepared": ("samples", "prepared, alone")}
+LIMITS = {kind: ("samples", f"{kind}, alone") for kind in ("rows", "prepared", "decoded")}
 LIMITS["array"] = ("raw", "raw sockets")
 
 
