@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 
 from distributed_training.bench.transport.base import Case, Take
 from distributed_training.bench.transport.ours import feed
 from distributed_training.bench.transport.raw import sending
 
-NEEDS = ["distributed_training"]
+NEEDS = ["distributed_training", "PIL"]
 
 
 class Rows:
@@ -48,22 +47,24 @@ class Decoded(Rows):
     FILES = 256
 
     def __init__(self, case: Case) -> None:
+        from PIL import Image
+
         super().__init__(case)
-        self.width = self.inputs.shape[1]
+        self.width, self.open = self.inputs.shape[1], Image.open
         images = np.random.default_rng(0).integers(0, 256, (self.FILES, self.SIDE, self.SIDE), np.uint8)
-        self.files = [_jpeg(image) for image in images]
+        self.files = [_jpeg(Image.fromarray(image)) for image in images]
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        with Image.open(io.BytesIO(self.files[index % self.FILES])) as image:
+        with self.open(io.BytesIO(self.files[index % self.FILES])) as image:
             pixels = torch.from_numpy(np.asarray(image).reshape(-1)[: self.width].copy())
         row = pixels.float().div_(255).sub_(0.45).div_(0.25)
         row[0] = self.inputs[index, 0]  # by which the receiver knows that it is the right one
         return row, int(self.targets[index])
 
 
-def _jpeg(image: np.ndarray) -> bytes:
+def _jpeg(image: Any) -> bytes:
     file = io.BytesIO()
-    Image.fromarray(image).save(file, "JPEG")
+    image.save(file, "JPEG")
     return file.getvalue()
 
 

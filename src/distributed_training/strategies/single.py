@@ -53,8 +53,7 @@ class SingleDevice(Strategy):
             if self.keeps_channels_last:
                 self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             elif settings.channels_last == "on" and self.rank == 0:
-                able = "single, and ddp without PowerSGD"
-                logger.warning("training.channels_last=on is for %s: %s does without it", able, self.name)
+                logger.warning("training.channels_last=on: %s keeps weights in their usual order", self.name)
         self._update: Update | None = None
         if optimizer is not None:
             self._update = self.make_update(optimizer, settings)
