@@ -104,6 +104,11 @@ def assert_weights(strategy: Strategy, expected: nn.Module, tolerance: float = T
         torch.testing.assert_close(weights[name].cpu(), value, rtol=tolerance, atol=tolerance, msg=name)
 
 
+def is_innermost(tensor: Tensor) -> bool:
+    """Whether the channels lie innermost."""
+    return tensor.is_contiguous(memory_format=torch.channels_last)
+
+
 def was_skipped(result: StepResult) -> bool:
     return bool(result.skipped)
 
@@ -163,13 +168,19 @@ class StrategyContract:
         strategy, model = strategy_factory(), make_convolution()
         expected = reference(optimizer, 3, start=copy.deepcopy(model))[0]
         model.to(strategy.device)
+        turned: list[bool] = []
+        model[2].register_forward_hook(
+            lambda convolution, inputs, _: turned.append(is_innermost(convolution.weight) or is_innermost(inputs[0]))
+        )
         forward = strategy.setup(model, OPTIMIZERS[optimizer](model), StepSettings(channels_last="on"))
         for step in range(3):
             train_step(strategy, forward, batch(step))
         assert_weights(strategy, expected, 1e-5)
-        if strategy.name in ("single", "ddp"):  # the others need not
-            assert model[2].weight.is_contiguous(memory_format=torch.channels_last)
+        assert turned == [True] * 3
+        if strategy.name in ("single", "ddp"):  # nothing to be turned around in each step
+            assert is_innermost(model[2].weight)
         strategy.teardown()
+        assert not model[2]._forward_pre_hooks
 
     @pytest.mark.parametrize("optimizer", OPTIMIZERS)
     @pytest.mark.parametrize("parts", [2, 4])

@@ -8,7 +8,7 @@ from tests.training.examples import assert_same_weights, loader, model, trainer
 from torch import nn
 
 from distributed_training.runtime.errors import ConfigError
-from distributed_training.strategies.precision import wants_channels_last
+from distributed_training.strategies.channels import wants_channels_last
 
 
 def test_on_the_cpu_nothing_is_recorded() -> None:

@@ -71,7 +71,7 @@ class TrainingConfig:
     capture: Literal["auto", "on", "off"] = "auto"
     """Replay the whole step on a GPU as one CUDA graph. auto: where the model allows it; on: or else an error."""
     channels_last: Literal["auto", "on", "off"] = "auto"
-    """Keep the weights of convolutions with the channels innermost. auto: on GPUs in bf16 or fp16 (single, ddp)."""
+    """Compute convolutions with the channels innermost. auto: on GPUs in bf16 or fp16."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Arithmetic of the forward and backward pass. auto: bf16 on GPUs that have it, fp32 on the CPU."""
     loss: Literal["auto", "cross_entropy", "mse", "l1", "bce"] = "auto"

@@ -54,7 +54,7 @@ class StepSettings:
     compile: bool = False
     """Run the model through torch.compile."""
     channels_last: str = "off"
-    """auto, on or off: keep the weights of 2d convolutions with their channels innermost."""
+    """auto, on or off: compute 2d convolutions with their channels innermost."""
     fused: bool = True
     """Use the optimizer's fused kernel where there is one."""
 

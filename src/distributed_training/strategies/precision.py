@@ -6,7 +6,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 
 from distributed_training.runtime.errors import ConfigError
 
@@ -52,12 +51,3 @@ def resolve_precision(name: str, device: torch.device) -> str:
     if name == "tf32" and device.type != "cuda":
         raise ConfigError("training.precision=tf32 needs an NVIDIA GPU; use fp32 or bf16 on the CPU")
     return name
-
-
-def wants_channels_last(model: nn.Module, device: torch.device, precision: str, choice: str) -> bool:
-    """Whether to keep the channels of convolutions innermost: the kernels of tensor cores work on that order, and would
-    otherwise turn every input and gradient around. Weights that are stored so make all activations so."""
-    if choice != "auto":
-        return choice == "on"
-    on_gpu = device.type == "cuda"
-    return on_gpu and precision in _AUTOCAST and any(isinstance(module, nn.Conv2d) for module in model.modules())

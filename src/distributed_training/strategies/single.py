@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from distributed_training.runtime.errors import ConfigError
 from distributed_training.strategies.base import Place, StepResult, StepSettings, Strategy
+from distributed_training.strategies.channels import turn_inputs, turn_weights, wants_channels_last
 from distributed_training.strategies.fused import use_fused
 from distributed_training.strategies.portable import (
     load_model_state,
@@ -20,10 +21,8 @@ from distributed_training.strategies.portable import (
     model_state,
     optimizer_state,
 )
-from distributed_training.strategies.precision import Precision, wants_channels_last
+from distributed_training.strategies.precision import Precision
 from distributed_training.strategies.update import Update
-
-logger = logging.getLogger(__name__)
 
 
 class SingleDevice(Strategy):
@@ -40,6 +39,7 @@ class SingleDevice(Strategy):
         self.device = place.device
         self.capturable = type(self) is SingleDevice and place.device.type == "cuda"
         self._precision: Precision | None = None
+        self._turned_inputs: list[RemovableHandle] = []
 
     def setup(self, model: nn.Module, optimizer: Optimizer | None, settings: StepSettings) -> nn.Module:
         if self._precision is not None:
@@ -49,11 +49,12 @@ class SingleDevice(Strategy):
         self._autocast = self._precision.autocast
         self._scaler = self._precision.scaler
         self._model = self.take_model(model, optimizer)
+        self._leave_inputs()
         if wants_channels_last(self._model, self.device, self._precision.name, settings.channels_last):
             if self.keeps_channels_last:
-                self._model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            elif settings.channels_last == "on" and self.rank == 0:
-                logger.warning("training.channels_last=on: %s keeps weights in their usual order", self.name)
+                turn_weights(self._model)
+            else:
+                self._turned_inputs = turn_inputs(self._model)
         self._update: Update | None = None
         if optimizer is not None:
             self._update = self.make_update(optimizer, settings)
@@ -61,7 +62,7 @@ class SingleDevice(Strategy):
 
     @property
     def keeps_channels_last(self) -> bool:
-        """Whether weights may lie in another order than their shape says. Whoever flattens them cannot have that."""
+        """Whether weights may lie in another order than their shape says, or only activations may."""
         return type(self) is SingleDevice
 
     def take_model(self, model: nn.Module, optimizer: Optimizer | None) -> nn.Module:
@@ -110,6 +111,12 @@ class SingleDevice(Strategy):
         if self._scaler is not None and "scaler" in state:
             self._scaler.load_state_dict(dict(state["scaler"]))
 
+    def _leave_inputs(self) -> None:
+        for handle in self._turned_inputs:
+            handle.remove()
+        self._turned_inputs = []
+
     def teardown(self) -> None:
+        self._leave_inputs()
         if self._precision is not None:
             self._precision.restore()

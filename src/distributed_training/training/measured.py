@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from distributed_training.config import Config
 from distributed_training.data import Loader
 from distributed_training.data.base import Batch, BatchSource
 from distributed_training.runtime.errors import DistributedTrainingError
 from distributed_training.runtime.seeds import generators_state, restore_generators
+from distributed_training.strategies.channels import has_convolutions
 from distributed_training.training.engine import Engine
 from distributed_training.training.memory import Memory, facts_of
 from distributed_training.training.rates import DeviceRates
@@ -84,7 +84,7 @@ def _candidates(trainer: Trainer) -> list[dict[str, str]]:
     usual = {PRECISION: "bf16"} if training.precision == "auto" else {}
     found = [{PRECISION: "tf32"}] if usual else []
     reduced = training.precision in ("auto", "bf16", "fp16")
-    if training.channels_last == "auto" and reduced and any(isinstance(m, nn.Conv2d) for m in trainer.model.modules()):
+    if training.channels_last == "auto" and reduced and has_convolutions(trainer.model):
         found = [{**other, CHANNELS_LAST: "off"} for other in [*found, usual]]  # tf32 has no use for that order
         usual = {**usual, CHANNELS_LAST: "on"}
     return [usual, *found] if found else []
