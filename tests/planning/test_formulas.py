@@ -39,6 +39,17 @@ def test_between_measured_batches_memory_follows_the_line() -> None:
     assert at[12] == pytest.approx((at[8] + at[16]) / 2)
 
 
+def test_memory_follows_the_line_though_gradients_come_in_another_order_with_another_batch() -> None:
+    swapped = profile()
+    timeline = swapped.times[1][8]["timeline"]
+    timeline[0], timeline[1] = (1, timeline[0][1]), (2, timeline[1][1])
+
+    found, expected = (MemoryModel(one).predict(BY_LABEL["single"], 1, 12).total for one in (swapped, profile()))
+
+    assert found == pytest.approx(expected)
+    assert found < MemoryModel(profile()).predict(BY_LABEL["single"], 1, 16).total
+
+
 def test_ddp_keeps_all_gradients_while_activations_are_at_their_most() -> None:
     model = MemoryModel(profile(activations=50 * MB))
 

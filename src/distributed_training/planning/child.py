@@ -53,6 +53,8 @@ class Answer:
     """What was measured, by batch size."""
     trouble: str = ""
     """Why larger batch sizes could not be measured."""
+    settled: dict[str, str] = field(default_factory=dict)
+    """Settings left at auto that training chose by a measurement, on a GPU. All batch sizes were measured with them."""
 
 
 def main(file: str) -> None:
@@ -60,7 +62,8 @@ def main(file: str) -> None:
     keep_waits_short()
     task = Task(**json.loads(Path(file).read_text(encoding="utf-8")))
     config, data = _prepared(task)
-    answer = Answer()
+    answer = Answer(settled=_settled(config, max(task.batches), data))
+    config = config.replace(**answer.settled)
     out = Path(task.folder) / f"answer-{task.name}.json"
     for size in task.batches:
         try:
@@ -109,6 +112,29 @@ def _prepared(task: Task) -> tuple[Config, Any]:
     data = load_data(config)
     import_object(STRATEGIES[config.chosen_strategy().name], "strategy.name")  # libraries are no memory of the training
     return config, data
+
+
+def _settled(config: Config, size: int, data: Any) -> dict[str, str]:
+    """What training with this batch size puts in the place of settings left at auto.
+
+    Each size by itself would come to a choice of its own, and without capture, as parts of a step are measured, to
+    another one than training does: nothing could be drawn as a line between them.
+    """
+    from distributed_training.runtime.device import choose_device
+    from distributed_training.runtime.world import read_world
+    from distributed_training.training.job import build_job
+    from distributed_training.training.measured import CHANNELS_LAST, PRECISION
+
+    if choose_device(config.training.device, read_world().local_rank).type != "cuda":
+        return {}
+    first = config.replace(**{"training.batch_size": size, "run.stop_after_steps": 1})
+    try:
+        with build_job(first, run_dir=False, data=data) as job:
+            job.trainer.train(job.train_data)
+            chosen = {name: str(job.trainer.config.get(name)) for name in (PRECISION, CHANNELS_LAST)}
+    except OutOfMemoryError:  # smaller ones may fit
+        return {}
+    return {name: value for name, value in chosen.items() if config.get(name) == "auto" != value}
 
 
 def _write(answer: Answer, out: Path) -> None:

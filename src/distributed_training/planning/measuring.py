@@ -52,7 +52,8 @@ class Laboratory:
             self.say(f"measuring the model with {_numbers(batches)} samples a step{beside}")
             answers = self._copies(copies, sorted(batches))
             if profile is None:
-                profile = Profile(answers[0]["model"])
+                profile = Profile(answers[0]["model"], settled=answers[0]["settled"])
+                self.config = self.config.replace(**profile.settled)
             profile.times[copies] = slowest([answer["batches"] for answer in answers])
             profile.jitter[copies] = jitter_of([one["series"] for a in answers for one in a["batches"].values()])
             profile.trouble = profile.trouble or answers[0]["trouble"]

@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -313,6 +313,8 @@ def _notes(profile: Profile, threads: int | None, options: PlanOptions) -> list[
         beside = max(profile.times)
         if beside > 1:
             notes.append(f"times for several ranks on a machine were measured with {beside} processes at once")
+    if profile.settled:
+        notes.append(_settled(profile.settled))
     if profile.trouble:
         notes.append(f"larger batches could not be measured and are extrapolated: {profile.trouble}")
     if profile.spread > 0.1:
@@ -328,3 +330,12 @@ def _notes(profile: Profile, threads: int | None, options: PlanOptions) -> list[
     if options.measure and profile.device == "cpu":
         notes.append("memory on the CPU is what is in use; freed memory that the process keeps comes on top")
     return notes
+
+
+def _settled(chosen: Mapping[str, str]) -> str:
+    """A choice that ranks of several GPUs would not come to by themselves has to be given to them."""
+    text = f"left at auto, and chosen as training on one GPU does: {', '.join(f'{k}={v}' for k, v in chosen.items())}"
+    usual = {"training.precision": "bf16", "training.channels_last": "on"}
+    if any(value != usual[name] for name, value in chosen.items()):
+        text += "; several GPUs measure nothing and take bf16 with channels innermost: give them these settings"
+    return text

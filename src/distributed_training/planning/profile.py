@@ -39,6 +39,8 @@ class Profile:
     """Facts: see `model_facts`."""
     times: dict[int, dict[int, dict[str, Any]]] = field(default_factory=dict)
     """What was found, by processes beside each other on the machine, and by batch size of each."""
+    settled: dict[str, str] = field(default_factory=dict)
+    """Settings left at auto that were chosen by a measurement; all of this and what it is compared with has them."""
     trouble: str = ""
     """Why larger batches could not be measured."""
     spread: float = 0.0
@@ -96,6 +98,8 @@ class Profile:
         sizes = sorted(found)
         order = [number for number, _ in found[sizes[-1]]]
         usable = [size for size in sizes if [number for number, _ in found[size]] == order]
+        if len(usable) == 1:  # gradients come in another order with other batches: the moments are about the same
+            usable = [size for size in sizes if len(found[size]) == len(order)]
         return [
             (number, _on_line([(float(size), found[size][i][1]) for size in usable], batch))
             for i, number in enumerate(order)

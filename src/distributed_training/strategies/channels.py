@@ -5,6 +5,7 @@ Kernels turn every input and gradient around where neither input nor weight lies
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ def has_convolutions(model: nn.Module) -> bool:
 
 def turn_weights(model: nn.Module) -> None:
     """Store weights so, which makes all activations so. Not for whoever flattens weights and gradients."""
+    _expect_other_strides()
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -36,7 +38,13 @@ def turn_inputs(model: nn.Module) -> list[RemovableHandle]:
 
     To each, not to the first alone: what lies between two may lose the order, and asking costs nothing.
     """
+    _expect_other_strides()
     return [m.register_forward_pre_hook(_turn) for m in model.modules() if isinstance(m, _CONVOLUTIONS)]
+
+
+def _expect_other_strides() -> None:
+    # Of kernels of one pixel, which lie the same way in both orders. The copy that DDP speaks of it makes in any case.
+    warnings.filterwarnings("ignore", "Grad strides do not match bucket view strides", UserWarning)
 
 
 def _turn(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -1,0 +1,55 @@
+"""Channels of convolutions innermost on a GPU, by default in bf16, whatever the strategy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from distributed_training.config import StrategyConfig
+from distributed_training.runtime.world import World
+from distributed_training.strategies import Place, StepSettings, make_strategy
+
+CUDA = torch.device("cuda", 0)
+
+
+def train(name: str, **settings: Any) -> tuple[list[float], list[bool]]:
+    """(losses, whether the channels lie innermost in what each convolution gave) of a few steps under a strategy."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2))
+    model = nn.Sequential(model, nn.Flatten(), nn.Linear(32 * 6 * 6, 10)).to(CUDA)
+    innermost: list[bool] = []
+    for convolution in (m for m in model.modules() if isinstance(m, nn.Conv2d)):
+        convolution.register_forward_hook(
+            lambda _m, _inputs, output: innermost.append(output.is_contiguous(memory_format=torch.channels_last))
+        )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    strategy = make_strategy(Place(CUDA, World(), StrategyConfig(name=name), deadline=60))
+    forward = strategy.setup(model, optimizer, StepSettings(precision="bf16", **settings))
+    generator = torch.Generator(CUDA).manual_seed(1)
+    images = torch.randn(64, 3, 16, 16, device=CUDA, generator=generator)
+    labels = torch.randint(10, (64,), device=CUDA, generator=generator)
+    losses = []
+    for _ in range(6):
+        with strategy.micro_batch(last=True):
+            with strategy.autocast():
+                loss = nn.functional.cross_entropy(forward(images), labels)
+            strategy.backward(loss)
+        strategy.step(loss.detach())
+        losses.append(float(loss.detach()))
+    strategy.teardown()
+    return losses, innermost
+
+
+@pytest.mark.parametrize("name", ["single", "dp", "ddp", "zero1", "zero2", "zero3", "fsdp", "accelerate"])
+def test_they_are_innermost_by_themselves(name: str) -> None:
+    if name == "accelerate":
+        pytest.importorskip("accelerate")
+    losses, innermost = train(name, channels_last="auto")
+    assert innermost == [True] * 12
+    expected, others = train("single", channels_last="off")
+    assert others == [False] * 12
+    assert losses == pytest.approx(expected, rel=0.03)
+    assert losses[-1] < 0.9 * losses[0]
