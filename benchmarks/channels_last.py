@@ -58,9 +58,8 @@ def main() -> None:
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args()
-    print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {asked.batch_size} images of {asked.pixels} pixels, {asked.precision}"
-    )
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {asked.precision}")
+    print(f"{asked.batch_size} images of {asked.pixels} pixels")
     for name in asked.strategies.split(","):
         turns = {order: partial(step_ms, name, order, asked) for order in ("on", "off")}
         found = interleave(turns, asked.rounds, warmup=0)
