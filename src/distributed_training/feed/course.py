@@ -59,10 +59,11 @@ class Piece:
     offset: int
     """Added to them they are the numbers of the feed."""
 
-    def blocks(self, share: Share, *, gathered: bool) -> Iterator[Block]:
-        """The steps as they are fetched; not `gathered`: as rows that lie where they lie, if it can be done."""
+    def blocks(self, share: Share, *, gathered: bool, run: int = RUN) -> Iterator[Block]:
+        """The steps as they are fetched, `run` bytes of samples at once; not `gathered`: as rows that lie where they
+        lie, if it can be done."""
         part, span = self.part, (self.epoch, self.first, self.last)
-        at_once = _NAMED_AT_ONCE if part.row and not gathered else RUN
+        at_once = _NAMED_AT_ONCE if part.row and not gathered else run
         for block in read_blocks(part.dataset, part.kept, share, *span, at_once=at_once, gathered=gathered):
             block.first += self.offset
             yield block

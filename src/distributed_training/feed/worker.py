@@ -168,7 +168,7 @@ class Worker:
     def _send(self, lease: Lease, block: Block, seconds: float, sending: _Sending) -> None:
         """Have a block sent. _UnlikeError where its samples turn out not to be rows of one tensor."""
         try:
-            sending.add(pack(lease, block, seconds))
+            sending.add(pack(lease, block, seconds, self._run(sending.outbox.shared)))
         except DataError as error:
             raise _UnlikeError(str(error), block.first) from error
 
@@ -177,7 +177,12 @@ class Worker:
         for piece in self._course.pieces(lease.epoch, lease.first, lease.last):
             row = piece.part.row
             as_they_lie = (row > 0 if shared else row >= _ROW) if row else self._loosely
-            yield from piece.blocks(share, gathered=not as_they_lie)
+            yield from piece.blocks(share, gathered=not as_they_lie, run=self._run(shared))
+
+    def _run(self, shared: bool) -> int:
+        """Bytes of samples to load at once, and to send together. In shared memory they are copied but once, right into
+        their place, and need not stay in a cache; so that there are slots enough, only where memory is not short."""
+        return 2 * RUN if shared and self._settings.memory >= 32 * RUN else RUN
 
     # -- samples that cannot be loaded
 
