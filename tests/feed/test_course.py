@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from distributed_training.data import ArrayDataset, Plan
+from distributed_training.data import ArrayDataset, Plan, as_dataset
+from distributed_training.data import steps as data_steps
 from distributed_training.data.base import Share
 from distributed_training.feed.course import Course, Part
 from distributed_training.feed.planning import PlannedIds, plan_from
@@ -42,6 +43,22 @@ def test_a_lease_over_both_parts_has_the_samples_that_the_gpu_side_expects(gathe
             expected = np.concatenate(block.own) + (100 if block.first >= TRAIN.steps_per_epoch else 0)
             assert first.tolist() == expected.tolist()
     assert steps == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize(("run", "most"), [(1, 1), (3 * 4 * 408, 3), (1 << 20, 13)])
+def test_samples_are_loaded_for_as_many_steps_as_a_run_has_bytes(
+    monkeypatch: pytest.MonkeyPatch, run: int, most: int
+) -> None:
+    monkeypatch.setattr(data_steps, "_SECONDS_AT_ONCE", 60.0)  # however busy the machine is
+    samples = [(torch.full((100,), float(number)), number) for number in range(50)]  # 408 bytes each
+    dataset = as_dataset(samples)
+    dataset.fetch(np.arange(4))  # from now on it is known how large they are
+    (piece,) = Course(Part(dataset, Plan(50, 4, 3))).pieces(0, 0, 13)
+
+    blocks = list(piece.blocks(Share(), gathered=False, run=run))
+
+    assert len(blocks[0].steps) == max(len(block.steps) for block in blocks) == most
+    assert [step for block in blocks for step in range(block.first, block.first + len(block.steps))] == list(range(13))
 
 
 def test_steps_that_there_are_not_are_refused() -> None:
