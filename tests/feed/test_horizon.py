@@ -41,3 +41,21 @@ def test_quick_steps_are_prepared_further_ahead_so_that_they_can_be_ordered_toge
     for step in range(1000):
         horizon.delivered(1, horizon.steps - 1, 2.5 + step * 0.0001)
     assert horizon.steps == 64
+
+
+def test_they_are_prepared_further_ahead_while_they_take_little_memory() -> None:
+    horizon = Horizon(least=4, most=1000)
+    horizon.bound(1000, light=1000)
+    for step in range(1000):
+        horizon.delivered(1, horizon.steps - 1, step * 0.0025)
+    assert 155 <= horizon.steps <= 161  # four tenths
+    horizon = Horizon(least=4, most=1000)
+    horizon.bound(1000, light=70)
+    for step in range(1000):
+        horizon.delivered(1, horizon.steps - 1, step * 0.0025)
+    assert horizon.steps == 70
+    horizon = Horizon(least=4, most=1000)
+    horizon.bound(1000, light=7)
+    for step in range(1000):
+        horizon.delivered(1, horizon.steps - 1, step * 0.0025)
+    assert 38 <= horizon.steps <= 41

@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from distributed_training.runtime.forking import garbage_stays_here
+from distributed_training.runtime.garbage import old_objects_set_aside
 
 
 class Owner:
@@ -57,3 +58,11 @@ def test_this_process_collects_it_afterwards() -> None:
         pass
     gc.collect()
     assert gone == [True]
+
+
+def test_objects_that_were_set_aside_before_stay_so() -> None:
+    with old_objects_set_aside():
+        kept = gc.get_freeze_count()
+        with garbage_stays_here():
+            pass
+        assert gc.get_freeze_count() >= kept

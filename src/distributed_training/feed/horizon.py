@@ -7,6 +7,7 @@ from __future__ import annotations
 
 _CALM = 8  # horizons' worth of steps without a wait after which it shrinks
 _SPAN = 0.1  # seconds of training that are prepared ahead at least
+_LONG_SPAN = 0.4  # and as long as that takes little memory
 _MEASURED = 0.05  # seconds over which training's pace is measured
 
 
@@ -18,7 +19,8 @@ class Horizon:
         self.steps = least
         self._calm = 0
         self._shallowest = most
-        self._span = 0  # steps that training makes in `_SPAN`
+        self._span = 0  # steps that are prepared ahead at least, by training's pace
+        self._light = 0
         self._since: float | None = None
         self._counted = 0
 
@@ -42,9 +44,9 @@ class Horizon:
             self._calm, self._shallowest = 0, self.most
         self.steps = min(self.most, max(self.steps, self.least, self._span))
 
-    def bound(self, most: int) -> None:
-        """Memory allows no more than this."""
-        self.most = max(1, most)
+    def bound(self, most: int, light: int = 0) -> None:
+        """Memory allows no more than `most`. So many as are `light` take hardly any of it."""
+        self.most, self._light = max(1, most), light
         self.steps = min(self.steps, self.most)
 
     def _measure(self, steps: int, now: float) -> None:
@@ -53,5 +55,6 @@ class Horizon:
             return
         self._counted += steps
         if now - self._since >= _MEASURED:
-            self._span = int(self._counted / (now - self._since) * _SPAN)
+            pace = self._counted / (now - self._since)
+            self._span = max(int(pace * _SPAN), min(int(pace * _LONG_SPAN), self._light))
             self._since, self._counted = now, 0

@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK = 1.0  # seconds between two looks at what training waits for
 _FEW = 64  # steps that training takes at a time
+_LIGHT = 64 << 20  # bytes of steps that may wait here without a need, so that they can be ordered together
 _GRACE = 10.0  # seconds that a step may still take to come after a wish to stop, where others wait for this process
 
 
@@ -177,7 +178,8 @@ class Hub:
                     self._last_arrival = now
             self.keeping.publish(arrivals)
             sequencer.one_epoch = self.keeping.hopeful
-            self._horizon.bound(min(self.settings.max_steps_ahead, self._credit.steps(self._largest)))
+            most = min(self.settings.max_steps_ahead, self._credit.steps(self._largest))
+            self._horizon.bound(most, _LIGHT // max(1, self._largest))
             sequencer.horizon = self._horizon.steps
             for worker, lease in sequencer.cancelled():
                 self._cancels[worker].append(Cancel(lease, Reason.CANCELLED, "another worker brought these steps"))

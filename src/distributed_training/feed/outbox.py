@@ -130,8 +130,14 @@ class Outbox:
             return self._leases.popleft() if self._leases else None
 
     def request(self, steps: int) -> None:
-        """Ask for so many further steps."""
-        self.send(Request(steps))
+        """Ask for so many further steps, along with the next frame."""
+        with self._changed:
+            self._messages.append(Request(steps))
+
+    def send_rest(self) -> None:
+        """Send what no frame has taken along."""
+        if self._messages:
+            self._send_here()
 
     def send(self, message: Message) -> None:
         """Have a control message sent."""

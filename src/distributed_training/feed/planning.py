@@ -11,7 +11,7 @@ import numpy as np
 from distributed_training.data.plan import MAX_SAMPLES, Plan
 from distributed_training.runtime.errors import DataError
 
-_STEPS = 256  # ids of so many steps are computed together
+_STEPS = 1024  # ids of so many steps are computed together
 _SAMPLES = 1 << 18
 _KEPT = 4
 _PLAN: dict[str, type] = {"samples": int, "batch_size": int, "seed": int, "shuffle": bool, "drop_last": bool}

@@ -18,7 +18,7 @@ Item = TypeVar("Item")
 
 _LEASE_SPAN = 0.2  # seconds of work in one lease
 _HELD_SPAN = 1.0  # and in all leases of a worker: more than any link needs to ask for the next one
-_LONGEST = 64  # steps in one lease
+_LONGEST = 256  # steps in one lease: each takes time from training, whatever it brings
 _AT_ONCE = 3  # leases' worth of steps that a worker may hold: one being loaded, one on its way, one in hand
 _LATE = 4.0  # times what a lease should take
 _PATIENCE = 4.0  # times longer where something of it is coming
@@ -240,7 +240,9 @@ class Sequencer(Generic[Item]):
 
     def worth_asking(self) -> bool:
         """Whether a worker that asks now may get something: not for each step, that would be many leases."""
-        return bool(self._again) or self.unlent >= max(1, self.horizon // 8)
+        if self._again or self.unlent >= max(1, self.horizon // 8, min(_LONGEST, self._part)):
+            return True
+        return self.unlent > 0 and self._limit < self.position + self.horizon  # the last ones: no more will join them
 
     def hungry(self) -> list[str]:
         """Workers that could take more steps than they hold."""
@@ -275,9 +277,12 @@ class Sequencer(Generic[Item]):
         """Steps in one lease: some tenths of a second of work, so that a worker that is lost takes little with it."""
         if own.speed is None:
             return 1
-        return max(
-            1, min(_LONGEST, int(own.speed * _LEASE_SPAN), max(1, self.horizon // (_AT_ONCE * len(self._workers))))
-        )
+        return max(1, min(_LONGEST, int(own.speed * _LEASE_SPAN), self._part))
+
+    @property
+    def _part(self) -> int:
+        """Steps of a lease by the horizon: every worker can hold a few of them."""
+        return self.horizon // (_AT_ONCE * max(1, len(self._workers)))
 
     def _pick_again(self, own: _Worker, most: int) -> list[int]:
         """Neighbouring steps that have to be lent again, the earliest first."""

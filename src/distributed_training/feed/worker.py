@@ -31,7 +31,7 @@ from distributed_training.wire.messages import Lease, Release, SampleFailed
 
 logger = logging.getLogger(__name__)
 
-_ASK = 256  # steps that a worker is ready to take; the GPU side gives it fewer if that suits better
+_ASK = 1024  # steps that a worker is ready to take; the GPU side gives it fewer if that suits better
 _MOST = 512  # batches in one frame
 _DETAILS = 4096  # numbers outside tensors in one frame
 _SOON = 0.002  # seconds after which a frame goes as it is, if there is nothing else to send
@@ -126,11 +126,13 @@ class Worker:
         sending = _Sending(outbox, self._settings)
         try:
             outbox.request(_ASK)
+            outbox.send_rest()
             while not outbox.finished:
                 lease = outbox.next_lease(1.0)
                 if lease is not None:
                     outbox.request(lease.last - lease.first)
                     self._load(lease, sending)
+                    outbox.send_rest()
                 self._board.set("batches", self._batches + outbox.sent_batches)
                 self._board.set("bytes", self._bytes + outbox.sent_bytes)
                 self._board.set("loading", self._loading + sending.stacking)

@@ -14,8 +14,10 @@ def garbage_stays_here() -> Iterator[None]:
     Some of it belongs to threads and devices that the child does not have: a process group or a store whose last
     reference is freed there joins a thread that is not, and the child aborts. It also keeps shared pages shared.
     """
+    before = gc.get_freeze_count()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not before:  # else whoever set objects aside wants them to stay there
+            gc.unfreeze()

@@ -17,6 +17,7 @@ from distributed_training.checkpoint import CheckpointInfo, CheckpointStore
 from distributed_training.data.base import BatchSource
 from distributed_training.runtime.device import machine_facts
 from distributed_training.runtime.errors import OutOfMemoryError
+from distributed_training.runtime.garbage import old_objects_set_aside
 from distributed_training.runtime.group import job_identity
 from distributed_training.runtime.run_directory import RunDirectory
 from distributed_training.runtime.seeds import generators_state, restore_generators, seed_everything
@@ -97,6 +98,7 @@ class Session:
                 stack.callback(self.loop.schedule.reset)
                 self._begin(ledger)
                 trainer.model.train()
+                stack.enter_context(old_objects_set_aside())
                 self.loop.run()
                 status = self._end()
         except (torch.OutOfMemoryError, MemoryError) as error:
