@@ -34,6 +34,7 @@ KINDS = {
 }
 SHARED = {kind: f"{kind}, ours in shared memory" for kind in ("rows", "prepared", "decoded")}
 SHARED["array"] = "ours, shared memory"
+ENCRYPTED = "ours, TLS", "raw sockets, TLS"  # of arrays only
 LIMITS = {kind: ("samples", f"{kind}, alone") for kind in ("rows", "prepared", "decoded")}
 LIMITS["array"] = ("raw", "raw sockets")
 
@@ -91,14 +92,17 @@ class Version:
 
 
 def compare(
-    versions: dict[str, Version], kind: str, case: str, shared: bool, rounds: int, seconds: float
+    versions: dict[str, Version], kind: str, case: str, link: str, rounds: int, seconds: float
 ) -> dict[str, Any]:
     """Each version's rate, by turns, against the limit of this kind of dataset."""
     from distributed_training.bench.measure import interleave, ratio
 
     file, way = KINDS[kind]
-    way = SHARED[kind] if shared else way
     limit, alone = LIMITS[kind]
+    if link == "shared":
+        way = SHARED[kind]
+    elif link == "tls":
+        way, alone = ENCRYPTED
     turns: dict[str, Callable[[], float]] = {
         name: lambda version=version: version.rate(file, way, case, seconds)  # type: ignore[misc]
         for name, version in versions.items()
@@ -118,7 +122,7 @@ def main() -> None:
         answer(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("wanted", nargs="+", help=f"KIND,CASE,LINK: {', '.join(KINDS)}; 26 KB ...; tcp, shared")
+    parser.add_argument("wanted", nargs="+", help=f"KIND,CASE,LINK: {', '.join(KINDS)}; 26 KB ...; tcp, tls, shared")
     parser.add_argument("--other", action="append", default=[], help="NAME=FOLDER: `src` of another version")
     parser.add_argument("--variant", action="append", default=[], help="NAME=MODULE:ATTRIBUTE=VALUE, of this version")
     parser.add_argument("--rounds", type=int, default=5)
@@ -138,7 +142,7 @@ def main() -> None:
         for version in versions.values():
             stack.callback(version.close)
         for kind, case, link in wanted:
-            found = compare(versions, kind, case, link == "shared", given.rounds, given.seconds)
+            found = compare(versions, kind, case, link, given.rounds, given.seconds)
             print(f"{kind}, {case}, {link}: {json.dumps(found)}", flush=True)
 
 

@@ -22,6 +22,7 @@ _MOST_VIEWS = 512  # of one sendmsg; the system's own limit is 1024
 _RECORD = 16 << 10  # bytes of a TLS record
 _FEW_VIEWS, _CALL = 128, 1 << 20  # more than a few views of one sendmsg only up to so many bytes: each has its price
 _SEND_AT_ONCE = 4 << 20  # so that what arrives is looked at between
+_READ_AT_ONCE = 1 << 20  # likewise
 _MOMENT = 10_000  # microseconds that a patient `flush` waits at most
 _WORTH_WAKING = 128 << 10  # bytes of a payload; each time takes the interpreter from whoever computes
 
@@ -153,8 +154,8 @@ class Channel:
     def _read(self, buffers: list[memoryview]) -> int | None:
         self._wanted_by_tls = 0
         try:
-            if self._tls:
-                return self._socket.recv_into(buffers[0])
+            if isinstance(self._socket, ssl.SSLSocket):
+                return self._read_records(self._socket, buffers[0])
             if len(buffers) > 1:
                 return self._socket.recvmsg_into(buffers, 0, self._flags)[0]
             return self._socket.recv_into(buffers[0], 0, self._flags)
@@ -165,6 +166,20 @@ class Channel:
             return None
         except ssl.SSLEOFError:
             return 0
+
+    def _read_records(self, sock: ssl.SSLSocket, buffer: memoryview) -> int:
+        """As many records as are here and fit. OpenSSL gives one at a time; each return to the caller costs more."""
+        total = sock.recv_into(buffer)
+        most = min(len(buffer), _READ_AT_ONCE)
+        try:
+            while 0 < total < most:
+                size = sock.recv_into(buffer[total:])
+                total += size
+                if not size:
+                    break
+        except OSError:
+            pass  # nothing more now, or at all: the next call finds the same, and what came before it counts
+        return total
 
     def queue(self, views: list[memoryview]) -> None:
         """Have these sent by `flush`."""
@@ -208,9 +223,8 @@ class Channel:
 
     def _send_some(self, flags: int) -> tuple[int, int]:
         """(bytes sent, bytes that were to be sent) of one call."""
-        if self._tls:
-            record = self._record()
-            return self._socket.send(record), len(record)
+        if isinstance(self._socket, ssl.SSLSocket):
+            return self._send_records(self._socket, self._record())
         views = []
         size = -self._sent
         for view in self._out:
@@ -221,6 +235,17 @@ class Channel:
         if self._sent:
             views[0] = views[0][self._sent :]
         return self._socket.sendmsg(views, (), flags), size
+
+    @staticmethod
+    def _send_records(sock: ssl.SSLSocket, view: memoryview) -> tuple[int, int]:
+        """As `_send_some`: a view record by record, which is what OpenSSL takes at a time."""
+        sent = sock.write(view)
+        try:
+            while sent < len(view) and sent < _SEND_AT_ONCE:
+                sent += sock.write(view[sent:])
+        except OSError:
+            pass  # no room now, or an end: the next call offers the same bytes again
+        return sent, len(view)
 
     def _record(self) -> memoryview:
         """What goes into the next TLS record: a large view as it is, small ones together.

@@ -89,10 +89,10 @@ def test_checkpoints_beside_torch_save_and_a_raw_write(in_tmp: Path) -> None:
 
 
 def test_feed_beside_raw_sockets_and_training_over_the_split() -> None:
-    chosen = ("raw", "ours-tcp", "ours-shared", "in-memory", "split")
+    chosen = ("raw", "raw-tls", "ours-tcp", "ours-tls", "ours-shared", "in-memory", "split")
     result = feed.run(options(1, variants=chosen, cases=("26KB", "training-mlp")))
     rates, volumes = medians(result, feed.RATE), medians(result, feed.VOLUME)
-    assert set(rates) == {"raw", "ours-tcp", "ours-shared"}
+    assert set(rates) == {"raw", "raw-tls", "ours-tcp", "ours-tls", "ours-shared"}
     assert all(volumes[way] == pytest.approx(rate * 64 * 408 / 1e6) for way, rate in rates.items())
     assert set(medians(result, feed.TIME)) == {"in-memory", "split"}
     assert 0 <= medians(result, feed.WAITING)["split"] <= 1

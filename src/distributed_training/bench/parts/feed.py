@@ -23,15 +23,18 @@ NAME = "feed"
 RATE, VOLUME, TIME, WAITING = "batches a second", "volume", "time a step", "share of the time that training waits"
 ABOUT = (
     "A loader process hands batches of three sizes to another process of this machine: by our feed over TCP "
-    "(`ours-tcp`) and in shared memory (`ours-shared`), and by plain sockets that send one prepared batch again and "
-    "again (`raw`) or rows gathered from a dataset as ours does (`raw-rows`). Then the same training on arrays in "
+    "(`ours-tcp`), encrypted as between machines (`ours-tls`) and in shared memory (`ours-shared`), and by plain "
+    "sockets that send one prepared batch again and again (`raw`; `raw-tls` encrypted) or rows gathered from a dataset "
+    "as ours does (`raw-rows`). Then the same training on arrays in "
     "memory, on batches that lie on the GPU already, and over the split: the ratio is the time a step to that without "
     "any transfer."
 )
 WAYS: dict[str, Run] = {
     "raw": raw.WAYS["raw sockets"],
     "raw-rows": raw.WAYS["raw sockets, rows of a dataset"],
+    "raw-tls": raw.WAYS["raw sockets, TLS"],
     "ours-tcp": ours.WAYS["ours, TCP"],
+    "ours-tls": ours.WAYS["ours, TLS"],
     "ours-shared": ours.WAYS["ours, shared memory"],
 }
 _CARRYING = "distributed_training.bench.parts.feed:turn"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -40,25 +41,31 @@ def _gathered(case: Case) -> Iterator[list[memoryview]]:
             yield views
 
 
-def _send(listening: socket.socket, case: Case, batches: Batches) -> None:
+def _send(listening: socket.socket, case: Case, batches: Batches, tls: ssl.SSLContext | None) -> None:
     sock, _ = listening.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if tls is not None:
+        sock = tls.wrap_socket(sock, server_side=True)
     for views in batches(case):
-        sent = sock.sendmsg(views)
+        sent = sock.sendmsg(views) if tls is None else 0  # TLS has no such call
         for view in views:
             if sent < len(view):
                 sock.sendall(view[sent:])
             sent = max(0, sent - len(view))
 
 
-def sending(case: Case, take: Take, batches: Batches) -> None:
+def sending(case: Case, take: Take, batches: Batches, *, tls: bool = False) -> None:
     """Receive into two buffers by turns; their tensors are made once."""
+    from distributed_training.feed.tls import client_context, make_certificate
+
+    context = make_certificate().server_context() if tls else None
     size = case.rows * case.width * 4 + case.rows * 8
     buffers = [np.empty(size, np.uint8).data for _ in range(_BUFFERS)]
     tensors = [case.tensors(buffer) for buffer in buffers]
-    with socket.create_server(("127.0.0.1", 0)) as listening, process(_send, listening, case, batches):
+    with socket.create_server(("127.0.0.1", 0)) as listening, process(_send, listening, case, batches, context):
         sock = connect(listening.getsockname()[1])
         sock.settimeout(None)
+        sock = client_context().wrap_socket(sock) if tls else sock
         with sock:
             while True:
                 for buffer, (inputs, targets) in zip(buffers, tensors):
@@ -72,4 +79,5 @@ def sending(case: Case, take: Take, batches: Batches) -> None:
 WAYS = {
     "raw sockets": functools.partial(sending, batches=_prepared),
     "raw sockets, rows of a dataset": functools.partial(sending, batches=_gathered),
+    "raw sockets, TLS": functools.partial(sending, batches=_prepared, tls=True),
 }
