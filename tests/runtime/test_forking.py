@@ -5,8 +5,11 @@ import multiprocessing
 import os
 from typing import Any
 
+import pytest
+
+from distributed_training.runtime import garbage
 from distributed_training.runtime.forking import garbage_stays_here
-from distributed_training.runtime.garbage import old_objects_set_aside
+from distributed_training.runtime.garbage import OldObjects
 
 
 class Owner:
@@ -60,8 +63,10 @@ def test_this_process_collects_it_afterwards() -> None:
     assert gone == [True]
 
 
-def test_objects_that_were_set_aside_before_stay_so() -> None:
-    with old_objects_set_aside():
+def test_objects_that_were_set_aside_before_stay_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(garbage, "_SOON", 0.0)
+    with OldObjects() as old:
+        old.set_aside()
         kept = gc.get_freeze_count()
         with garbage_stays_here():
             pass

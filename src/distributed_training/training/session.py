@@ -17,7 +17,7 @@ from distributed_training.checkpoint import CheckpointInfo, CheckpointStore
 from distributed_training.data.base import BatchSource
 from distributed_training.runtime.device import machine_facts
 from distributed_training.runtime.errors import OutOfMemoryError
-from distributed_training.runtime.garbage import old_objects_set_aside
+from distributed_training.runtime.garbage import OldObjects
 from distributed_training.runtime.group import job_identity
 from distributed_training.runtime.run_directory import RunDirectory
 from distributed_training.runtime.seeds import generators_state, restore_generators, seed_everything
@@ -75,6 +75,7 @@ class Session:
         self.signals = StopSignals(repeated=trainer.strategy.world_size > 1)
         self._progress = make_progress(config.run.progress) if self.leads else None
         self.loop: Loop  # made when the run begins
+        self._old_objects = OldObjects()
         self._saved_step = -1
         self._prepared = self._warned = self._signalled = False
         trainer.strategy.heed(lambda: self.signals.arrived)
@@ -98,7 +99,7 @@ class Session:
                 stack.callback(self.loop.schedule.reset)
                 self._begin(ledger)
                 trainer.model.train()
-                stack.enter_context(old_objects_set_aside())
+                stack.enter_context(self._old_objects)
                 self.loop.run()
                 status = self._end()
         except (torch.OutOfMemoryError, MemoryError) as error:
@@ -151,6 +152,7 @@ class Session:
                 self.store.prepare(state)
         self.trainer.notify("on_log", metrics)
         self._report_committed()
+        self._old_objects.set_aside()
 
     def end_epoch(self, epoch: int) -> None:
         """Validation, callbacks."""
