@@ -58,10 +58,26 @@ def test_nothing_is_done_for_what_is_over_soon() -> None:
 
 
 @pytest.mark.usefixtures("at_once")
+def test_nothing_is_done_before_and_after() -> None:
+    objects = OldObjects()
+    objects.set_aside()
+    with objects:
+        pass
+    objects.set_aside()
+    assert not gc.get_freeze_count()
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_training_is_not_held_up_by_a_search_through_all_objects() -> None:
     class Counts(Callback):
         def __init__(self) -> None:
             self.looked_at: list[int] = []
+
+        def on_train_start(self, trainer: Trainer) -> None:
+            trainer.log({"before": 1.0})
+
+        def on_train_end(self, trainer: Trainer, status: str) -> None:
+            trainer.log({"after": 1.0})
 
         def on_step_end(self, trainer: Trainer, step: int, loss: torch.Tensor) -> None:
             self.looked_at.append(len(gc.get_objects()))

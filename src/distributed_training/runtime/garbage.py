@@ -16,8 +16,12 @@ class OldObjects:
     search passes over them, until the context ends. What is newer is found as ever.
     """
 
+    def __init__(self) -> None:
+        self._due: float | None = None
+        self._frozen = False
+
     def __enter__(self) -> OldObjects:
-        self._begun, self._tried, self._frozen = time.monotonic(), False, False
+        self._due = time.monotonic() + _SOON
         return self
 
     def set_aside(self) -> None:
@@ -26,15 +30,16 @@ class OldObjects:
         For objects that were set aside already, by the user or by the process that this one was forked from, there is
         nothing to do: nobody could tell them from ours at the end.
         """
-        if self._tried or time.monotonic() - self._begun < _SOON:
+        if self._due is None or time.monotonic() < self._due:
             return
-        self._tried = True
+        self._due = None
         if not gc.get_freeze_count():
             gc.collect()
             gc.freeze()
             self._frozen = True
 
     def __exit__(self, *_: object) -> None:
+        self._due = None
         if self._frozen:
             gc.unfreeze()
             self._frozen = False
