@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
+from tests.feed.channels import carry
 
 from distributed_training.feed.channel import Channel
 from distributed_training.feed.tls import client_context, make_certificate
@@ -38,22 +39,6 @@ def ends(request: pytest.FixtureRequest) -> Iterator[Ends]:
     other.close()
 
 
-def carry(one: Channel, other: Channel, most: int, total: int) -> bytes:
-    """Send what is queued, by turns with receiving at most so many bytes at a time."""
-    came, buffer, deadline = bytearray(), memoryview(bytearray(most)), time.monotonic() + 60
-    while len(came) < total:
-        assert time.monotonic() < deadline
-        one.flush()
-        size = other.receive_into(buffer)
-        if size is None:
-            other.wait(0.01)
-        else:
-            assert size
-            came += buffer[:size]
-    assert not one.pending
-    return bytes(came)
-
-
 @pytest.mark.parametrize("most", [1000, 100_000, 8 << 20])
 def test_large_and_small_views_arrive_in_order(ends: Ends, most: int) -> None:
     numbers = random.Random(most)
@@ -64,7 +49,8 @@ def test_large_and_small_views_arrive_in_order(ends: Ends, most: int) -> None:
         views.append(memoryview(data)[at : at + size])
         at += size
     ends[0].queue(views)
-    assert carry(*ends, most, len(data)) == data
+    assert carry(*ends, len(data), most) == data
+    assert not ends[0].pending
 
 
 def test_what_was_sent_before_a_connection_broke_is_still_heard(ends: Ends) -> None:

@@ -6,11 +6,11 @@ import contextlib
 import random
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from tests.feed.channels import carry
 from tests.feed.conftest import StartLoader
 from tests.feed.proxy import CuttingProxy
 from tests.feed.test_feed import QUICK, fingerprint, local, server_for
@@ -48,22 +48,6 @@ def ends() -> Iterator[tuple[Channel, Channel]]:
     yield client, server
     client.close()
     server.close()
-
-
-def carry(sender: Channel, receiver: Channel, size: int, most: int) -> bytes:
-    """What arrives of what the sender has to send, read in pieces of up to so many bytes."""
-    got, end = bytearray(), time.monotonic() + 20
-    buffer = memoryview(bytearray(most))
-    while len(got) < size:
-        assert time.monotonic() < end
-        sender.flush()
-        count = receiver.receive_into(buffer)
-        if count is None:
-            receiver.wait(0.01)
-        else:
-            assert count
-            got += buffer[:count]
-    return bytes(got)
 
 
 @pytest.mark.parametrize("most", [7, 4096, 1 << 21])
