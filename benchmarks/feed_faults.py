@@ -40,6 +40,8 @@ SETTINGS = FeedSettings(deadline=60.0, absence=60.0, lease=5.0, shortest_lease=0
 WIDTHS = {"arrays": 20, "many": 100}
 CUTS = {"arrays": (6, 20_000), "many": (8, 1_000_000)}
 """Connections that are cut, and the most bytes that one carries before."""
+SMALL = 20_000
+"""The most bytes where batches themselves go through shared memory."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def attempt(seed: int, dataset: str, start: Callable[..., Any], folder: Path, ex
     safe: dict[str, Any] = {"token": new_token(), "certificate": make_certificate()} if carrier == "TLS" else {}
     began = time.monotonic()
     server = FeedServer(make_plan(data), dataset=data.fingerprint(), epochs=EPOCHS, settings=SETTINGS, **safe)
-    with server, CuttingProxy(server.port, seed, *CUTS[dataset]) as proxy:
+    cuts, most = CUTS[dataset]
+    with server, CuttingProxy(server.port, seed, cuts, SMALL if carrier == "shared memory" else most) as proxy:
         own = server.link()
         start(
             PairingLink("127.0.0.1", proxy.port, own.token, own.fingerprint),
