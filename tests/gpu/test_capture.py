@@ -132,7 +132,8 @@ def test_a_step_that_is_not_finite_is_skipped_inside_the_graph(caplog) -> None: 
     assert REPLAYED in caplog.text
 
 
-def test_a_setting_changed_between_epochs_has_the_step_recorded_again(caplog) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("settings", [{}, {"training__gradient_clip": 0.5}])  # the norm is a tensor that is held
+def test_a_setting_changed_between_epochs_has_the_step_recorded_again(settings, caplog) -> None:  # type: ignore[no-untyped-def]
     class Change(Callback):
         def on_epoch_start(self, trainer: Trainer, epoch: int) -> None:
             if epoch == 1:
@@ -140,9 +141,9 @@ def test_a_setting_changed_between_epochs_has_the_step_recorded_again(caplog) ->
 
     caplog.set_level(logging.INFO)
     replayed, eager = network(), network()
-    trained(replayed, Change(), training__capture="on")
+    trained(replayed, Change(), training__capture="on", **settings)
     assert caplog.text.count(REPLAYED) == 2
-    trained(eager, Change(), training__capture="off")
+    trained(eager, Change(), training__capture="off", **settings)
     for name, weight in replayed.state_dict().items():
         torch.testing.assert_close(weight, eager.state_dict()[name], rtol=1e-3, atol=1e-5, msg=name)
 

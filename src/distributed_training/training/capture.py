@@ -303,6 +303,7 @@ class CapturedStep:
         if self._recorded and self._settings != self._recorder.what_is_fixed():
             self._recorded.clear()
             self._last = None
+            self._recorder.start_over()
             self._kernels.record_again()
 
 

@@ -115,6 +115,13 @@ class StepRecorder:
         self._model, self._optimizer, self._strategy = engine.plain_model, engine.optimizer, engine.strategy
         self._pool = torch.cuda.graph_pool_handle()
 
+    def start_over(self) -> None:
+        """No recording is used any more: the next one gets memory of its own.
+
+        Graphs that are gone leave their memory unusable for new ones as long as a single tensor of theirs is held.
+        """
+        self._pool = torch.cuda.graph_pool_handle()
+
     def check_fitness(self) -> None:
         """What cannot be seen when a step is recorded."""
         if not self._rates.usable:
