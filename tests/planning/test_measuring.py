@@ -10,7 +10,7 @@ import torch
 
 from distributed_training.config import Config
 from distributed_training.planning import model_facts
-from distributed_training.planning.measuring import Laboratory, jitter_of, read_links, slowest
+from distributed_training.planning.measuring import Laboratory, jitter_of, middle_of, read_links, slowest
 from distributed_training.planning.profile import BACKWARD_OVER, UPDATE
 from distributed_training.planning.ways import BY_LABEL, chosen_way
 from distributed_training.runtime.errors import BenchError, OutOfMemoryError
@@ -70,6 +70,25 @@ def test_of_copies_beside_each_other_the_slowest_counts() -> None:
     assert merged[8]["parts"] == {"forward": 3.0}
     assert merged[8]["spread"] == 1.0
     assert merged[8]["had_core"] == pytest.approx(0.25), "of the one that was disturbed most"
+
+
+def test_of_several_launches_the_middle_of_each_number_counts() -> None:
+    launches = [
+        {
+            "backend": "horovod",
+            "ranks": 2,
+            "slowdown": s,
+            "overlap": 0.0,
+            "message": m,
+            "times": {"all_reduce": [(8, t), (9, 2 * t)]},
+        }
+        for s, m, t in [(1.1, 3e-3, 1.0), (1.3, 1e-3, 5.0), (1.2, 2e-3, 3.0)]
+    ]
+
+    links = read_links(middle_of(launches), BY_LABEL["horovod"])
+
+    assert (links.slowdown, links.message, links.ranks, links.backend) == (1.2, 2e-3, 2, "horovod")
+    assert links.times == {"all_reduce": [(8.0, 3.0), (9.0, 6.0)]}
 
 
 def test_jitter_is_from_step_to_step_and_no_drift() -> None:

@@ -27,6 +27,7 @@ from distributed_training.verify.running import Outcome, end_program, finish_pro
 _BY_TURNS = "distributed_training.planning.child:by_turns"
 _MIDDLE = 0.6745  # of a normal distribution: half of all values are nearer than so many sigma
 _AROUND = 2  # turns before and after what is at work also while it is not its turn
+_LAUNCHES = 3  # of it: where its threads settle differs from launch to launch, and its steps by a tenth with that
 _KILLED = ("exit code -9", "exit code 137")
 
 
@@ -69,6 +70,15 @@ class Laboratory:
         if not way.installed:
             return None
         self.say(f"measuring how fast {ranks} ranks talk ({way.strategy})")
+        found: list[dict[str, Any]] = []
+        for _ in range(_LAUNCHES if way.strategy in RESTLESS else 1):
+            one = self._sweep(way, ranks)
+            if one is None:
+                break
+            found.append(one)
+        return read_links(middle_of(found), way) if found else None
+
+    def _sweep(self, way: Way, ranks: int) -> dict[str, Any] | None:
         folder = self._new_folder()
         out = folder / "links.json"
         words = [str(out), way.strategy, self.config.training.device, str(self.timeout)]
@@ -76,7 +86,8 @@ class Laboratory:
         if outcome.problem or not out.is_file():
             self.say(f"  not measured: {outcome.problem}: {_last(outcome)}")
             return None
-        return read_links(json.loads(out.read_text(encoding="utf-8")), way)
+        found: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+        return found
 
     def reference(self, copies: int, batch: int, steps: int, stack: ExitStack) -> list[TurnProcess]:
         """Processes that do `single`'s steps beside each other whenever it is their turn, until the stack is left."""
@@ -105,24 +116,29 @@ class Laboratory:
             beside: what is measured by turns with them.
             accumulation: micro-batches of a step, if not as the config says.
         """
-        task, launcher = self.rank_task(way, batch, plan[1], accumulation), _launcher(way)
-        start = Start(_BY_TURNS, asdict(task), 1 if launcher == "none" else ranks, launcher, self._variables())
+        launches, (turns, steps) = 1, plan
         restless = way.strategy in RESTLESS
+        if restless:  # it has no turns: between them it would be at work, too
+            launches, turns, steps = _LAUNCHES, 1, turns * steps
+        task, launcher = self.rank_task(way, batch, steps, accumulation), _launcher(way)
+        start = Start(_BY_TURNS, asdict(task), 1 if launcher == "none" else ranks, launcher, self._variables())
         took: list[float] = []
+        peaks: list[float] = []
         others = [beside() for _ in range(_AROUND)] if restless else []
         try:
-            with TurnProcess(way.label, start, self.timeout) as process:
-                peak = process.ready()["peak"]
-                for _ in range(plan[0]):
-                    took.append(process.turn()["step"])
-                    if not restless:
-                        others.append(beside())
+            for _ in range(launches):
+                with TurnProcess(way.label, start, self.timeout) as process:
+                    peaks.append(process.ready()["peak"])
+                    for _ in range(turns):
+                        took.append(process.turn()["step"])
+                        if not restless:
+                            others.append(beside())
+                if restless:
+                    others += [beside() for _ in range(_AROUND)]
         except BenchError as error:
             first, *said = str(error).removeprefix(f"{way.label}: ").splitlines()
             return None, " ".join([first, *[line.strip() for line in said[-1:]]])
-        if restless:
-            others += [beside() for _ in range(_AROUND)]
-        found = {"step": statistics.median(took), "peak": peak, "beside": statistics.median(others)}
+        found = {"step": statistics.median(took), "peak": statistics.median(peaks), "beside": statistics.median(others)}
         if not restless:  # each turn by the pace of the moment
             found["paced"] = statistics.median(own / pace for own, pace in zip(took, others, strict=True))
         return found, ""
@@ -239,6 +255,21 @@ def _launcher(way: Way) -> str:
     """Who starts the ranks: ours, which is quicker, except where a library insists on its own."""
     wanted = needs(way.strategy).launcher
     return "dtrain" if wanted == "torchrun" else wanted
+
+
+def middle_of(sweeps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of several sweeps of the same ranks: the median of each number."""
+    first = sweeps[0]
+    numbers = {
+        name: statistics.median(one[name] for one in sweeps) for name in first if name not in ("backend", "times")
+    }
+    times = {
+        name: [
+            (size, statistics.median(one["times"][name][k][1] for one in sweeps)) for k, (size, _) in enumerate(points)
+        ]
+        for name, points in first["times"].items()
+    }
+    return {**numbers, "backend": first["backend"], "times": times}
 
 
 def read_links(found: Mapping[str, Any], way: Way) -> Links:

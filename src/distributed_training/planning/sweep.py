@@ -24,6 +24,7 @@ _SECONDS = 0.15  # for each operation and size
 _ROUNDS = 2  # in which all of them come, so that one disturbance does not meet all that is known of one
 _LEAST, _MOST = 3, 20  # repetitions in a round
 _STRETCHES, _STRETCH = 15, 0.1  # seconds of computation
+_DISTURBED, _LIKE_A_STEP = 15, 0.2  # such stretches beside threads that look for work, and seconds of each
 RESTLESS = ("horovod",)
 """Strategies whose library has threads that look for work all the time. The others' sleep until a message comes."""
 
@@ -45,8 +46,8 @@ def main(out: str, strategy: str, device_name: str, deadline: float) -> None:
     joined: Any = make_strategy(Place(device, world, StrategyConfig(name=strategy), deadline))
     try:
         found: dict[str, Any] = {"backend": joined.group.backend, "ranks": world.size}
-        found["slowdown"] = max(1.0, before / work.core()) if before else 1.0
         sweep = Sweep(joined, work, world.size)
+        found["slowdown"] = sweep.slowdown(before) if before else 1.0
         found["times"] = sweep.times()
         found["overlap"] = sweep.overlap()
         if strategy in RESTLESS:
@@ -78,13 +79,13 @@ class Work:
         count = max(1, int(_STRETCH / min(self._once(1) for _ in range(3))))
         return min(self._once(count) for _ in range(_STRETCHES)) / count
 
-    def core(self) -> float:
+    def core(self, seconds: float = _STRETCHES * _STRETCH) -> float:
         """Share of the time in which a thread that computes has a core: others may want it, too.
 
         How fast a product is says it less well: a machine's speed drifts by more than that from second to second.
         """
         begin, own = time.monotonic(), time.thread_time()
-        while time.monotonic() < begin + _STRETCHES * _STRETCH:
+        while time.monotonic() < begin + seconds:
             self._once(1)
         return (time.thread_time() - own) / (time.monotonic() - begin)
 
@@ -119,6 +120,18 @@ class Sweep:
                 before, call = self._operation(name, size)
                 seconds += self._repeat(call, _SECONDS / _ROUNDS, before)
         return {name: [(size, statistics.median(found[name, size])) for size in SIZES] for name in operations}
+
+    def slowdown(self, before: float) -> float:
+        """How much longer a computation takes beside the library's threads; `before` them it had so much of a core.
+
+        They are on one rank's core for a while, then on another's, and ranks wait for the one that they disturb.
+        """
+        import torch
+
+        self._joined.barrier()  # from here on all ranks' stretches are at the same time
+        own = [before / self._work.core(_LIKE_A_STEP) for _ in range(_DISTURBED)]
+        slowest = self._joined.gather(torch.tensor([own], device=self._work.device)).amax(0)
+        return max(1.0, float(slowest.median()))
 
     def overlap(self) -> float:
         """Share of a transfer that costs a computation beside it nothing: from both alone and both at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,6 +18,7 @@ from distributed_training.strategies.batchnorm import synchronise_batchnorm
 from distributed_training.strategies.distributed import Distributed, check_same_model
 from distributed_training.strategies.portable import parameter_names
 
+_LOOK = 2e-4  # seconds between two looks whether a gradient has come
 _SENT = (torch.float16, torch.float32, torch.float64)
 
 
@@ -122,12 +124,28 @@ class Horovod(Distributed):
         """Wait for what is on its way, so that clipping and the guard see the gradients of all ranks."""
         used_by = self._used_by() if self.config.find_unused_parameters else self._all_used()
         self.watch.begin(f"the gradients of step {self._steps}")
+        if self.device.type == "cpu":
+            self._wait_asleep()
         self._exchange.synchronize()
         # Horovod sends zeros for a gradient that is not there. Where no rank has one, the optimizer must not see them:
         # it would move the parameter by its momentum and weight decay.
         for count, parameter in zip(used_by, self._named.values()):
             if not count:
                 parameter.grad = None
+
+    def _wait_asleep(self) -> None:
+        """Until the gradients are there. Horovod would look without a pause, and take the core from its own threads.
+
+        Not where it has still to send zeros for a gradient that this rank does not have: another rank, asleep here too,
+        may wait for these.
+        """
+        under_way = self._exchange._handles
+        handles = [handle for handle, _ in under_way.values()]
+        if None in handles or any(p not in under_way for p in self._exchange._requires_update):
+            return
+        for handle in handles:
+            while not self.group.library.poll(handle):
+                time.sleep(_LOOK)
 
     def _all_used(self) -> list[int]:
         """Nothing to ask the others, where every parameter has a gradient."""

@@ -263,6 +263,18 @@ class Branches(nn.Module):
         return result + self.sometimes(x) if wanted else result
 
 
+class TwoWays(nn.Module):
+    """A batch goes one way or the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = make_model(), make_model()
+
+    def forward(self, x: Tensor, left: bool) -> Tensor:
+        result: Tensor = self.left(x) if left else self.right(x)
+        return result
+
+
 class TestParametersWithoutAGradient:
     def step(self, strategy: Strategy, forward: nn.Module, step: int, wanted: bool) -> None:
         x, y = share(strategy, batch(step))
@@ -280,6 +292,20 @@ class TestParametersWithoutAGradient:
             half = BATCH // 2
             optimizer.zero_grad()
             parts = [(x[:half], y[:half], 0 in users), (x[half:], y[half:], 1 in users)]
+            sum(F.cross_entropy(alone(a, w), b, reduction="sum") / BATCH for a, b, w in parts).backward()  # type: ignore[union-attr]
+            optimizer.step()
+        assert_weights(strategy, alone)
+
+    def test_two_ranks_each_without_what_the_other_has(self, build: Build) -> None:
+        """Each waits for zeros that the other has still to send."""
+        strategy, model, alone = build(find_unused_parameters=True), TwoWays(), TwoWays()
+        forward, optimizer = strategy.setup(model, sgd(model), StepSettings()), sgd(alone)
+        for step in range(3):
+            self.step(strategy, forward, step, strategy.rank == 0)
+            x, y = batch(step)
+            half = BATCH // 2
+            optimizer.zero_grad()
+            parts = [(x[:half], y[:half], True), (x[half:], y[half:], False)]
             sum(F.cross_entropy(alone(a, w), b, reduction="sum") / BATCH for a, b, w in parts).backward()  # type: ignore[union-attr]
             optimizer.step()
         assert_weights(strategy, alone)
