@@ -26,7 +26,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
     """Losses of a few steps of a small GPT under a strategy."""
     monkeypatch.setattr(sharding, "UNIT", 1000)
 
-    def train(name: str, options: dict[str, Any] | None = None, **settings: Any) -> list[float]:
+    def train(name: str, options: dict[str, Any] | None = None, *, busy: bool = False, **settings: Any) -> list[float]:
         torch.manual_seed(0)
         model = GPT(GPTArguments(vocab_size=64, context=32, layers=3, heads=2, width=32)).to(CUDA)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
@@ -40,6 +40,8 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
                     with strategy.autocast():
                         loss = forward(ids, labels=ids)["loss"] / 2
                     strategy.backward(loss)
+            if busy:
+                torch.cuda._sleep(20_000_000)  # cycles: what is copied from the GPU now comes late
             assert not bool(strategy.step(loss.detach()).skipped)
             found.append(float(loss.detach()))
         strategy.teardown()
@@ -57,9 +59,10 @@ def test_precisions_train_like_a_single_gpu(losses: Any, name: str, precision: s
     assert found[-1] < 0.9 * found[0]
 
 
+@pytest.mark.parametrize("busy", [False, True])
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_offloaded_to_the_cpu(losses: Any, precision: str) -> None:
-    found = losses("zero3", {"cpu_offload": True}, precision=precision, gradient_clip=1.0)
+def test_offloaded_to_the_cpu(losses: Any, precision: str, busy: bool) -> None:
+    found = losses("zero3", {"cpu_offload": True}, busy=busy, precision=precision, gradient_clip=1.0)
     assert found == pytest.approx(losses("single", precision=precision, gradient_clip=1.0), rel=0.02)
 
 

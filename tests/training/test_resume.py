@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.training.examples import StopAt, config, loader, model
+from torch import nn
 
 from distributed_training.config import Config
 from distributed_training.runtime.errors import CheckpointError, RunDirectoryError
@@ -219,3 +221,49 @@ def test_a_constant_rate_is_the_saved_one_unless_the_config_names_another(in_tmp
     assert train(0.5, 1) == 0.5
     assert train(0.5, 2) == 0.5
     assert train(0.25, 3) == 0.25
+
+
+class TestChannelsInnermost:
+    """Weights that lie in another order than their shape says; the state of their optimizer has to lie as they do."""
+
+    @staticmethod
+    def network(*, turned: bool) -> nn.Module:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(288, 4))
+        return net.to(memory_format=torch.channels_last) if turned else net  # type: ignore[call-overload, no-any-return]
+
+    @staticmethod
+    def train(
+        net: nn.Module, *callbacks: Callback, optimizer: Any = None, resume: str = "never", **changes: Any
+    ) -> None:
+        numbers = torch.Generator().manual_seed(1)
+        pictures = torch.randn(64, 3, 8, 8, generator=numbers), torch.arange(64) % 4
+        chosen = config(training__batch_size=8, **changes)
+        folder = changes.get("run__name", False) and f"runs/{changes['run__name']}"
+        with closing(Trainer(net, optimizer=optimizer, config=chosen, callbacks=callbacks, run_dir=folder)) as own:
+            own.train(pictures, epochs=2, resume=resume)
+
+    @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+    @pytest.mark.parametrize("by", ["the setting", "the user"])
+    def test_a_resumed_training_ends_with_the_same_bits(self, optimizer: str, by: str) -> None:
+        changes = {"training__optimizer": optimizer, "training__channels_last": "on" if by == "the setting" else "off"}
+        whole, first, second = (self.network(turned=by == "the user") for _ in range(3))
+        self.train(whole, run__name="whole", **changes)
+        self.train(first, StopAt(5), run__name="parts", **changes)
+        self.train(second, run__name="parts", resume="auto", **changes)
+        for name, weight in whole.state_dict().items():
+            assert torch.equal(second.state_dict()[name], weight), name
+
+    def test_an_optimizer_that_has_taken_steps_before_weights_are_turned(self) -> None:
+        trained = []
+        for choice in ("on", "off"):
+            net = self.network(turned=False)
+            optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
+            for p in net.parameters():
+                p.grad = torch.arange(p.numel()).view_as(p) / p.numel()
+            optimizer.step()
+            optimizer.zero_grad()
+            self.train(net, optimizer=optimizer, training__channels_last=choice)
+            trained.append(net)
+        for turned, plain in zip(trained[0].parameters(), trained[1].parameters(), strict=True):
+            torch.testing.assert_close(turned, plain, rtol=1e-3, atol=1e-5)

@@ -49,8 +49,9 @@ def values_in(data: Any, kinds: Kinds) -> Iterator[Any]:
 
 
 def to_device(data: Any, device: torch.device) -> Any:
-    """All tensors on `device`; copies from pinned memory do not wait."""
-    return map_tensors(lambda t: t.to(device, non_blocking=True), data)
+    """All tensors on `device`; copies from pinned memory do not wait, copies to the CPU do: its readers would not."""
+    to_gpu = device.type != "cpu"
+    return map_tensors(lambda t: t.to(device, non_blocking=to_gpu), data)
 
 
 def batch_length(data: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -87,6 +88,21 @@ def load_optimizer_state(
     optimizer.load_state_dict(
         {"state": {numbers[n]: dict(v) for n, v in state["state"].items()}, "param_groups": groups}
     )
+    lay_out_state(optimizer)
+
+
+def lay_out_state(optimizer: Optimizer) -> None:
+    """Have state that is shaped like its parameter lie in memory as the parameter does.
+
+    Files hold tensors in the order of their shape, but weights may have their channels innermost. Fused kernels go
+    through weights and state side by side as they lie: on a GPU they refuse to where the orders differ, on a CPU they
+    take each other's numbers.
+    """
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            alike = isinstance(value, Tensor) and value.shape == parameter.shape
+            if alike and value.stride() != parameter.stride():
+                values[name] = torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
 def check_optimizer_state(optimizer: Optimizer, own: list[list[str]], state: Mapping[str, Any]) -> None:

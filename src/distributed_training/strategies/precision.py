@@ -6,10 +6,22 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from distributed_training.runtime.errors import ConfigError
 
 _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class LossScaler(torch.amp.GradScaler):
+    """torch's, for gradients that were brought to the CPU, too."""
+
+    def _unscale_grads_(self, optimizer: Any, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool) -> Any:
+        # torch has the scale copied to where the gradients lie and does not wait for it: on the CPU they would be
+        # multiplied by whatever lies there. What is on the CPU already is copied at once.
+        if any(p.grad is not None and p.grad.device.type == "cpu" for g in optimizer.param_groups for p in g["params"]):
+            inv_scale, found_inf = inv_scale.cpu(), found_inf.cpu()
+        return super()._unscale_grads_(optimizer, inv_scale, found_inf, allow_fp16)
 
 
 class Precision:
@@ -20,7 +32,7 @@ class Precision:
         self._device = device
         self._saved: tuple[str, bool] | None = None
         # fp16 gradients underflow, so the loss is scaled up for the backward pass; bf16 has the range of fp32.
-        self.scaler = torch.amp.GradScaler(device.type) if self.name == "fp16" else None
+        self.scaler = LossScaler(device.type) if self.name == "fp16" else None
         dtype = _AUTOCAST.get(self.name)
         self.autocast: AbstractContextManager[Any] = (
             torch.autocast(device.type, dtype=dtype) if dtype is not None else nullcontext()

@@ -16,6 +16,7 @@ from distributed_training.strategies.base import Place, StepResult, StepSettings
 from distributed_training.strategies.channels import turn_inputs, turn_weights, wants_channels_last
 from distributed_training.strategies.fused import use_fused
 from distributed_training.strategies.portable import (
+    lay_out_state,
     load_model_state,
     load_optimizer_state,
     model_state,
@@ -58,6 +59,7 @@ class SingleDevice(Strategy):
         self._update: Update | None = None
         if optimizer is not None:
             self._update = self.make_update(optimizer, settings)
+            lay_out_state(optimizer)  # it may have taken steps before the weights were turned
         return torch.compile(self._model) if settings.compile else self._model  # type: ignore[return-value]
 
     @property
