@@ -11,20 +11,13 @@ from torch import nn
 from distributed_training.checkpoint.tree import put_together, take_apart
 from distributed_training.config import StrategyConfig
 from distributed_training.runtime.world import World
-from distributed_training.strategies import Place, StepSettings, make_strategy
+from distributed_training.strategies import Place, StepSettings, Strategy, make_strategy
 
 CUDA = torch.device("cuda", 0)
 
 
-def resumed(name: str, steps: int, state: Any = None) -> tuple[list[float], Any]:
-    """(losses, state) of so many steps in bf16 by AdamW, which has a fused kernel, from a state."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 14 * 14, 10)).to(CUDA)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
-    strategy = make_strategy(Place(CUDA, World(), StrategyConfig(name=name), deadline=60))
-    forward = strategy.setup(model, optimizer, StepSettings(precision="bf16", channels_last="on", fused=True))
-    if state is not None:
-        strategy.load_state(state)
+def losses_of(strategy: Strategy, forward: nn.Module, steps: int) -> list[float]:
+    """Of so many steps on the same images."""
     generator = torch.Generator(CUDA).manual_seed(1)
     images = torch.randn(64, 3, 16, 16, device=CUDA, generator=generator)
     labels = torch.randint(10, (64,), device=CUDA, generator=generator)
@@ -36,6 +29,19 @@ def resumed(name: str, steps: int, state: Any = None) -> tuple[list[float], Any]
             strategy.backward(loss)
         strategy.step(loss.detach())
         losses.append(float(loss.detach()))
+    return losses
+
+
+def resumed(name: str, steps: int, state: Any = None) -> tuple[list[float], Any]:
+    """(losses, state) of so many steps in bf16 by AdamW, which has a fused kernel, from a state."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 14 * 14, 10)).to(CUDA)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003)
+    strategy = make_strategy(Place(CUDA, World(), StrategyConfig(name=name), deadline=60))
+    forward = strategy.setup(model, optimizer, StepSettings(precision="bf16", channels_last="on", fused=True))
+    if state is not None:
+        strategy.load_state(state)
+    losses = losses_of(strategy, forward, steps)
     description, tensors = take_apart(strategy.state())
     in_a_file = {name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}
     strategy.teardown()
@@ -66,17 +72,7 @@ def train(name: str, **settings: Any) -> tuple[list[float], list[bool]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     strategy = make_strategy(Place(CUDA, World(), StrategyConfig(name=name), deadline=60))
     forward = strategy.setup(model, optimizer, StepSettings(precision="bf16", **settings))
-    generator = torch.Generator(CUDA).manual_seed(1)
-    images = torch.randn(64, 3, 16, 16, device=CUDA, generator=generator)
-    labels = torch.randint(10, (64,), device=CUDA, generator=generator)
-    losses = []
-    for _ in range(6):
-        with strategy.micro_batch(last=True):
-            with strategy.autocast():
-                loss = nn.functional.cross_entropy(forward(images), labels)
-            strategy.backward(loss)
-        strategy.step(loss.detach())
-        losses.append(float(loss.detach()))
+    losses = losses_of(strategy, forward, 6)
     strategy.teardown()
     return losses, innermost
 
