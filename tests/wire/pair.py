@@ -44,7 +44,8 @@ def welcome(**changes: Any) -> Welcome:
 
 def sent(connection: Connection) -> bytes:
     """What a side has to send, as one string of bytes."""
-    return b"".join(connection.data_to_send())
+    parts = connection.data_to_send()
+    return b"".join([view for part in parts for view in ([part] if isinstance(part, memoryview) else part.pieces())])
 
 
 def carry(one: Connection, other: Connection) -> tuple[list[Event], list[Event]]:

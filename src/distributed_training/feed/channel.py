@@ -16,7 +16,10 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
+
+from distributed_training.feed.scattered import send_scattered
+from distributed_training.wire.batches import Sendable
 
 _MOST_VIEWS = 512  # of one sendmsg; the system's own limit is 1024
 _RECORD = 16 << 10  # bytes of a TLS record
@@ -87,7 +90,7 @@ class Channel:
         self._poll.register(self._wakes, select.POLLIN)
         self._registered = 0
         self._least = 1
-        self._out: list[memoryview] = []
+        self._out: list[Sendable] = []
         self._sent = 0  # bytes of the first view that are gone
         self._flags = 0
         self._wrapping: Wrapping | None = None
@@ -181,12 +184,22 @@ class Channel:
             pass  # nothing more now, or at all: the next call finds the same, and what came before it counts
         return total
 
-    def queue(self, views: list[memoryview]) -> None:
+    @property
+    def scatters(self) -> bool:
+        """Whether bytes that lie in many places are sent from there; else each place has to be looked at."""
+        return not self._tls and self._wrapping is None
+
+    def queue(self, parts: list[Sendable]) -> None:
         """Have these sent by `flush`."""
-        if self._wrapping is None:
-            self._out += views
-        else:
-            self._bare += views
+        if self.scatters:
+            self._out += parts
+            return
+        out = self._out if self._wrapping is None else self._bare
+        for part in parts:
+            if isinstance(part, memoryview):
+                out.append(part)
+            else:
+                out += part.pieces()
 
     @property
     def pending(self) -> bool:
@@ -225,13 +238,18 @@ class Channel:
         """(bytes sent, bytes that were to be sent) of one call."""
         if isinstance(self._socket, ssl.SSLSocket):
             return self._send_records(self._socket, self._record())
-        views = []
+        parts: list[Sendable] = []
+        views: list[memoryview] = []
         size = -self._sent
-        for view in self._out:
-            views.append(view)
-            size += len(view)
-            if len(views) >= _FEW_VIEWS and (size >= _CALL or len(views) == _MOST_VIEWS):
+        for part in self._out:
+            parts.append(part)
+            size += len(part)
+            if isinstance(part, memoryview):
+                views.append(part)
+            if len(parts) >= _FEW_VIEWS and (size >= _CALL or len(parts) == _MOST_VIEWS):
                 break
+        if len(views) < len(parts):
+            return send_scattered(self._socket.fileno(), parts, self._sent, flags)
         if self._sent:
             views[0] = views[0][self._sent :]
         return self._socket.sendmsg(views, (), flags), size
@@ -253,19 +271,20 @@ class Channel:
         After an attempt that could not be finished OpenSSL wants the same bytes again: nothing was forgotten, so they
         are.
         """
-        first = self._out[0][self._sent :]
-        if len(first) >= _RECORD or len(self._out) == 1:
+        out = cast("list[memoryview]", self._out)  # `queue` has taken apart what was scattered
+        first = out[0][self._sent :]
+        if len(first) >= _RECORD or len(out) == 1:
             return first
         joined, size = [first], len(first)
-        for view in self._out[1:]:
+        for view in out[1:]:
             if size + len(view) > _RECORD:
                 break
             joined.append(view)
             size += len(view)
         if len(joined) > 1:  # once made, the joined bytes take the place of their pieces, for the same reason
-            self._out[: len(joined)] = [memoryview(b"".join(joined))]
+            out[: len(joined)] = [memoryview(b"".join(joined))]
             self._sent = 0
-        return self._out[0][self._sent :]
+        return out[0][self._sent :]
 
     def _forget(self, sent: int) -> None:
         sent += self._sent

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distributed_training.feed.rows import gathered
+from distributed_training.feed.rows import beginning, gathered
 from distributed_training.wire import Batch, PackedBatch, PeerError, Reason
 
 _WORTH = 4 << 10  # smaller buffers stay as they are
@@ -148,7 +148,7 @@ class Compressor:
         if len(largest) < _WORTH:
             self._tried = []
             return
-        sample = gathered(largest)[:_SAMPLE]
+        sample = beginning(largest, _SAMPLE)
         self._tried = []
         for codec in self._codecs:
             start = time.perf_counter()

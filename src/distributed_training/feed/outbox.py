@@ -122,6 +122,11 @@ class Outbox:
         """Whether payloads may travel in shared memory."""
         return self._connection.shared
 
+    @property
+    def scatters(self) -> bool:
+        """Whether the system takes bytes from many places in one call."""
+        return self._channel.scatters
+
     def next_lease(self, seconds: float) -> Lease | None:
         """The next lease; None if none came in this time."""
         with self._changed:

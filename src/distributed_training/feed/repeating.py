@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def sample_facts(dataset: Dataset) -> dict[str, Fact]:
     try:
         same, data = repeats(dataset, ids), fetch(dataset, ids, 0)
         digest = hashlib.sha256(json.dumps(take_apart(data, len(ids))[0]).encode())
-        chunks: list[memoryview] = []
+        chunks: list[Any] = []  # views: nothing of a fetched batch is scattered
         pack_batch(0, 0, ids, data, adapt=as_raw).chunks(chunks)
         for chunk in chunks:
             digest.update(chunk)

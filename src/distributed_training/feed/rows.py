@@ -1,7 +1,8 @@
 """Rows that travel without being gathered first: the copy that sends them gathers them.
 
-Rows of a dataset in memory (`Rows`): on a socket the system reads each from where it lies. Samples that were loaded one
-by one (`Loose`) are put together once, where they are to lie. In shared memory both come right into their place.
+Rows of a dataset in memory (`Rows`): on a socket the system reads long ones from where they lie. Samples that were
+loaded one by one (`Loose`) are put together once, where they are to lie. In shared memory both come right into their
+place.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class Rows:
     def __len__(self) -> int:
         return len(self._index) * self._bytes.width
 
+    @property
+    def width(self) -> int:
+        """Bytes of a row."""
+        return self._bytes.width
+
     def part(self, first: int, last: int) -> Rows:
         """Some of the rows."""
         return Rows(self._bytes, self._index[first:last])
@@ -62,6 +68,19 @@ class Rows:
         """A view of each row."""
         flat, width = self._bytes.flat, self._bytes.width
         return [flat[at : at + width] for at in (self._index * width).tolist()]
+
+    def spans(self, skipped: int) -> np.ndarray:
+        """(address, bytes) of each row, but for so many bytes at the front."""
+        width = self._bytes.width
+        first, within = divmod(skipped, width)
+        index = self._index[first:]
+        found = np.empty((len(index), 2), np.uintp)
+        np.multiply(index, width, out=found[:, 0], casting="unsafe")
+        found[:, 0] += self._bytes.rows.data_ptr()
+        found[:, 1] = width
+        found[0, 0] += within
+        found[0, 1] -= within
+        return found
 
     def gather(self, memory: np.ndarray) -> None:
         """Put the rows together in memory of their size."""
@@ -72,21 +91,17 @@ class Rows:
 class Loose:
     """The bytes of samples that are tensors of their own."""
 
-    __slots__ = ("_samples", "_shape", "_width")
+    __slots__ = ("_samples", "_shape", "width")
 
     def __init__(self, samples: Sequence[torch.Tensor], shape: torch.Size, width: int) -> None:
-        self._samples, self._shape, self._width = samples, shape, width
+        self._samples, self._shape, self.width = samples, shape, width
 
     def __len__(self) -> int:
-        return len(self._samples) * self._width
+        return len(self._samples) * self.width
 
     def part(self, first: int, last: int) -> Loose:
         """Some of the samples."""
-        return Loose(self._samples[first:last], self._shape, self._width)
-
-    def pieces(self) -> list[memoryview]:
-        """All of them in one piece."""
-        return [gathered(self)]
+        return Loose(self._samples[first:last], self._shape, self.width)
 
     def gather(self, memory: np.ndarray) -> None:
         """Put the samples together in memory of their size. DataError where they are not alike."""
@@ -121,6 +136,18 @@ def gathered(buffer: memoryview | Rows | Loose) -> memoryview:
     memory = np.empty(len(buffer), np.uint8)
     buffer.gather(memory)
     return memory.data
+
+
+def settled(buffer: memoryview | Rows | Loose, least: int) -> memoryview | Rows:
+    """A buffer as it goes into a socket: in one piece, but for rows of at least so many bytes, which stay."""
+    return buffer if isinstance(buffer, Rows) and buffer.width >= least else gathered(buffer)
+
+
+def beginning(buffer: memoryview | Rows | Loose, size: int) -> memoryview:
+    """The first bytes of a buffer, about `size` of them, in one piece."""
+    if isinstance(buffer, memoryview):
+        return buffer[:size]
+    return gathered(buffer.part(0, -(-size // buffer.width)))
 
 
 def row_bytes(batch: object) -> int:

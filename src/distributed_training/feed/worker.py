@@ -21,7 +21,7 @@ from distributed_training.feed.joining import Joined, LostError, join_patiently
 from distributed_training.feed.outbox import Frame, Outbox
 from distributed_training.feed.packing import RUN, pack
 from distributed_training.feed.pairing import PairingLink
-from distributed_training.feed.rows import Loose, gathered
+from distributed_training.feed.rows import Loose, gathered, settled
 from distributed_training.feed.settings import LoaderSettings
 from distributed_training.feed.shared import Arena
 from distributed_training.runtime.errors import DataError
@@ -36,7 +36,9 @@ _MOST = 512  # batches in one frame
 _DETAILS = 4096  # numbers outside tensors in one frame
 _SOON = 0.002  # seconds after which a frame goes as it is, if there is nothing else to send
 _INLINE = 32 << 10  # smaller frames are not worth a place in shared memory
-_ROW = 32 << 10  # bytes from which on a row is sent from where it lies: the system has some work with each piece
+# Bytes from which on a row is sent from where it lies: the system has some work with each, and Python more where they
+# are encrypted or wrapped into messages.
+_ROW, _ROW_APART = 2 << 10, 32 << 10
 _TEXT = 2000
 
 
@@ -148,7 +150,7 @@ class Worker:
         step, sending.lease = lease.first, lease.lease
         try:
             start = time.perf_counter()
-            for block in self._blocks(lease, share, outbox.shared):
+            for block in self._blocks(lease, share, sending):
                 seconds = time.perf_counter() - start
                 self._loading += seconds
                 step = block.first + len(block.steps)
@@ -174,12 +176,13 @@ class Worker:
         except DataError as error:
             raise _UnlikeError(str(error), block.first) from error
 
-    def _blocks(self, lease: Lease, share: Share, shared: bool) -> Iterator[Block]:
+    def _blocks(self, lease: Lease, share: Share, sending: _Sending) -> Iterator[Block]:
         """The steps of a lease; those that can be gathered on their way are not gathered before."""
+        run = self._run(sending.outbox.shared)
         for piece in self._course.pieces(lease.epoch, lease.first, lease.last):
             row = piece.part.row
-            as_they_lie = (row > 0 if shared else row >= _ROW) if row else self._loosely
-            yield from piece.blocks(share, gathered=not as_they_lie, run=self._run(shared))
+            as_they_lie = row >= sending.least if row else self._loosely
+            yield from piece.blocks(share, gathered=not as_they_lie, run=run)
 
     def _run(self, shared: bool) -> int:
         """Bytes of samples to load at once, and to send together. In shared memory they are copied but once, right into
@@ -240,6 +243,8 @@ class _Sending:
     def __init__(self, outbox: Outbox, settings: LoaderSettings) -> None:
         self.outbox, self.lease = outbox, 0
         self._arena = Arena(settings.memory) if outbox.shared else None
+        self.least = 1 if outbox.shared else _ROW if outbox.scatters else _ROW_APART
+        """Bytes of a row from which on it is left where it lies until it is sent, or copied into shared memory."""
         self._compressor = Compressor(outbox.codecs, always=settings.compression == "always")
         self._batches: list[PackedBatch] = []
         self._size = self._steps = self._details = 0
@@ -265,9 +270,9 @@ class _Sending:
         for packed in batches:
             if not here:
                 self._compressor.apply(packed)
+                start = time.perf_counter()
+                packed.buffers = [settled(buffer, self.least) for buffer in packed.buffers]  # type: ignore[misc]
                 if loose:
-                    start = time.perf_counter()
-                    packed.buffers = [gathered(b) if isinstance(b, Loose) else b for b in packed.buffers]
                     self._took([packed], time.perf_counter() - start)
             self._batches.append(packed)
             self._size += packed.size

@@ -39,6 +39,13 @@ class Scattered(Protocol):
     def pieces(self) -> list[memoryview]:
         """The bytes, in order."""
 
+    def spans(self, skipped: int) -> np.ndarray:
+        """(address, bytes) of each piece, a row each, but for so many bytes at the front."""
+
+
+Sendable = memoryview | Scattered
+"""What is sent in one piece: flat bytes, or bytes that a carrier may send from where they lie."""
+
 
 class PackedBatch:
     """A batch, or a run of them, ready to be sent. Made without a connection, so it can be made by another thread.
@@ -89,14 +96,11 @@ class PackedBatch:
         record = [epoch, step, rank, ranks, self.samples, seconds, layout, self.dims, self.values, coded]
         return record if self.steps == 1 else [*record, self.steps]
 
-    def chunks(self, out: list[memoryview]) -> None:
+    def chunks(self, out: list[Sendable]) -> None:
         """Add its buffers and the padding between them to what is to be sent."""
         for buffer in self.buffers:
             if size := len(buffer):
-                if type(buffer) is memoryview:
-                    out.append(buffer)
-                else:
-                    out += buffer.pieces()
+                out.append(buffer)
                 if size & 63:
                     out.append(_PADDING[-size & 63])
 

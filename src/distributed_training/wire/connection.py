@@ -19,6 +19,7 @@ from distributed_training.wire.batches import (
     Place,
     ReceivedLayouts,
     Result,
+    Sendable,
     SentLayouts,
     encode_batches,
     read_place,
@@ -87,7 +88,7 @@ class Connection(FrameHandler):
         self._authentication = Authentication(role, token, binding, nonce)
         self._reader = FrameReader(self)
         self._events: deque[Event] = deque()
-        self._out: list[memoryview] = []
+        self._out: list[Sendable] = []
         self._max_payload = max_payload
         self._peer_max_payload = max_payload
         self._offered: frozenset[int] = frozenset()
@@ -312,8 +313,9 @@ class Connection(FrameHandler):
 
     # -- messages out
 
-    def data_to_send(self) -> list[memoryview]:
-        """All that is to be sent, in order, as flat views of bytes; payloads are views of the batches themselves."""
+    def data_to_send(self) -> list[Sendable]:
+        """All that is to be sent, in order, as flat views of bytes; payloads are views of the batches themselves, and
+        those of scattered rows as they are."""
         out, self._out = self._out, []
         return out
 
