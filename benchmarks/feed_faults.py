@@ -2,8 +2,9 @@
 
 Each seed trains a small network on batches of two loader workers whose connections go through a proxy, which cuts the
 first of them after a random number of bytes: in the handshake, in a header, in the middle of a batch. By turns over
-sockets, shared memory and TLS. The weights must be those of a training on local data, to the last bit, and the ledger
-must show every sample exactly once an epoch.
+sockets, shared memory and TLS, with rows that are gathered first and rows that are sent from where they lie. The
+weights must be those of a training on local data, to the last bit, and the ledger must show every sample exactly once
+an epoch.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from distributed_training.verify.audit import audit
 EPOCHS = 2
 CARRIERS = ("sockets", "shared memory", "TLS")
 SETTINGS = FeedSettings(deadline=60.0, absence=60.0, lease=5.0, shortest_lease=0.3, silence=6.0, authentication=2.0)
-WIDTHS = {"arrays": 20, "many": 100}
-CUTS = {"arrays": (6, 20_000), "many": (8, 1_000_000)}
+WIDTHS = {"arrays": 20, "many": 100, "wide": 800}
+CUTS = {"arrays": (6, 20_000), "many": (8, 1_000_000), "wide": (8, 2_000_000)}
 """Connections that are cut, and the most bytes that one carries before."""
 SMALL = 20_000
 """The most bytes where batches themselves go through shared memory."""
@@ -111,7 +112,7 @@ def main() -> None:
     nursery = Nursery()
     with tempfile.TemporaryDirectory(prefix="feed-faults-") as folder:
         for seed in range(options.first, options.first + options.seeds):
-            name = "many" if seed % 2 else "arrays"
+            name = list(WIDTHS)[seed // len(CARRIERS) % len(WIDTHS)]
             place = Path(folder, str(seed))
             loaders: list[Any] = []
 

@@ -94,6 +94,7 @@ _MAKERS: dict[str, Any] = {
     "plain": lambda: ArrayDataset(np.repeat(np.arange(64, dtype=np.float32), 5000).reshape(64, 5000), name="plain"),
     "other arrays": lambda: _arrays(width=21),
     "many": lambda: _arrays(samples=12_000, width=100),
+    "wide": lambda: _arrays(samples=3000, width=800),
     "large": lambda: _arrays(samples=512, width=16 << 10),
     "samples": lambda: as_dataset(_Samples()),
     "views": lambda: as_dataset(_Views()),
