@@ -122,6 +122,16 @@ class TestLookup:
         some = np.array([n - 1, 0, n // 2, 0])
         assert np.array_equal(permutation(some), whole[some])
 
+    @pytest.mark.parametrize("n", [1, 2, 10, 1023, 1024, 8192, 999_983, 2**26, 2**26 + 1, 10**9])
+    def test_an_id_does_not_depend_on_how_many_were_looked_up_before(self, n: int) -> None:
+        """Hashes that are looked up in tables, which are made after a while, are those that were computed before."""
+        permutation, some = Permutation(n, 5), np.unique(np.linspace(0, n - 1, 50).astype(np.int64))
+        first = permutation(some)
+        for _ in range(5):
+            permutation(np.arange(min(n, 10_000)))
+        assert (permutation._tables is None) == (n > 2**26)
+        assert np.array_equal(permutation(some), first)
+
     def test_looking_up_leaves_the_positions_alone(self) -> None:
         positions = np.arange(100)
         Permutation(101, 1)(positions)

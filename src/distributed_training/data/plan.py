@@ -23,6 +23,7 @@ MAX_SAMPLES = 2**40
 _SMALL = 2**10  # below this every order should be equally likely, which takes more rounds
 _ROUNDS, _ROUNDS_SMALL = 12, 24
 _MASK = 2**64 - 1
+_LARGEST_TABLE = 2**13  # numbers: all tables of a permutation still fit into a cache
 
 
 def splitmix64(state: int) -> int:
@@ -72,16 +73,25 @@ class Permutation:
         if not 0 < n <= MAX_SAMPLES:
             raise ValueError(f"a permutation needs between 1 and 2^40 samples, not {n}")
         self.n = n
-        self._a = 2 * -(-(isqrt(n - 1) + 1) // 2)  # even, or rounds could only make even permutations
-        self._b = -(-n // self._a)
+        a = 2 * -(-(isqrt(n - 1) + 1) // 2)  # even, or rounds could only make even permutations
+        self._sizes = (a, -(-n // a))
         rounds = _ROUNDS_SMALL if n < _SMALL else _ROUNDS
         self._keys = [np.uint64(derive_key(key, n, r)) for r in range(rounds)]
+        self._asked = 0
+        self._tables: list[np.ndarray] | None = None
+        """For each round the hashes of all that a half can be: they are few. Made once they pay."""
 
     def __call__(self, positions: np.ndarray) -> np.ndarray:
         """The ids at these positions, int64."""
+        a, b = self._sizes
+        if self._tables is None and a <= _LARGEST_TABLE:
+            self._asked += len(positions)
+            if self._asked > 4 * a:
+                numbers = np.arange(a, dtype=np.uint64)  # b is no larger
+                self._tables = [self._hash(r, numbers[: self._sizes[1 - r % 2]]) for r in range(len(self._keys))]
         ids = self._rounds(positions.astype(np.uint64))
         n = np.uint64(self.n)
-        if self._a * self._b != self.n:
+        if a * b != self.n:
             outside = np.flatnonzero(ids >= n)
             while outside.size:
                 ids[outside] = self._rounds(ids[outside])
@@ -89,25 +99,31 @@ class Permutation:
         return ids.view(np.int64)
 
     def _rounds(self, x: np.ndarray) -> np.ndarray:
-        a, b = np.uint64(self._a), np.uint64(self._b)
+        a, b = map(np.uint64, self._sizes)
         left, right = np.divmod(x, b)
-        for left_key, right_key in zip(self._keys[::2], self._keys[1::2]):
-            left = _add(left, right, a, left_key)
-            right = _add(right, left, b, right_key)
+        for r in range(0, len(self._keys), 2):
+            left = _add(self._hash(r, right), left, a)
+            right = _add(self._hash(r + 1, left), right, b)
         left *= b
         left += right
         return left
 
+    def _hash(self, r: int, half: np.ndarray) -> np.ndarray:
+        """What round `r` adds to the other half: a hash of this one, spread over its size by a multiply and a shift."""
+        if self._tables is not None:
+            return self._tables[r].take(half.view(np.int64), mode="wrap")  # nothing wraps; it is the quickest mode
+        h = half + self._keys[r]
+        h *= np.uint64(0xD6E8FEB86659FD93)
+        h ^= h >> np.uint64(32)
+        h *= np.uint64(0xD6E8FEB86659FD93)
+        h >>= np.uint64(32)
+        h *= np.uint64(self._sizes[r % 2])
+        h >>= np.uint64(32)
+        return h
 
-def _add(half: np.ndarray, other: np.ndarray, size: np.uint64, key: np.uint64) -> np.ndarray:
-    """(half + hash(other)) mod size, where the hash is spread over [0, size) by a multiply and a shift."""
-    h = other + key
-    h *= np.uint64(0xD6E8FEB86659FD93)
-    h ^= h >> np.uint64(32)
-    h *= np.uint64(0xD6E8FEB86659FD93)
-    h >>= np.uint64(32)
-    h *= size
-    h >>= np.uint64(32)
+
+def _add(h: np.ndarray, half: np.ndarray, size: np.uint64) -> np.ndarray:
+    """(h + half) mod size. `h` is used up."""
     h += half
     return np.minimum(h, h - size)  # below size, h - size wraps around to something large
 
