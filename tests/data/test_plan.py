@@ -127,7 +127,7 @@ class TestLookup:
         """Hashes that are looked up in tables, which are made after a while, are those that were computed before."""
         permutation, some = Permutation(n, 5), np.unique(np.linspace(0, n - 1, 50).astype(np.int64))
         first = permutation(some)
-        for _ in range(5):
+        for _ in range(10):
             permutation(np.arange(min(n, 10_000)))
         assert (permutation._tables is None) == (n > 2**26)
         assert np.array_equal(permutation(some), first)
