@@ -127,6 +127,11 @@ class Outbox:
         """Whether the system takes bytes from many places in one call."""
         return self._channel.scatters
 
+    @property
+    def aside(self) -> bool:
+        """Whether the connection's own thread sends, while the loading thread goes on."""
+        return self._choice.aside
+
     def next_lease(self, seconds: float) -> Lease | None:
         """The next lease; None if none came in this time."""
         with self._changed:

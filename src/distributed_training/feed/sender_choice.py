@@ -1,8 +1,9 @@
 """Who sends what a worker has loaded: the loading thread itself, or the connection's own thread meanwhile.
 
 To leave a frame to the other thread takes the interpreter from loading a few times, but the copy into the socket is
-then made while the next frame is loaded. Whether that pays depends on the frames, the dataset and the cores there are:
-both ways are tried by turns, and the quicker one is kept for a while. Has no clock of its own.
+then made while the next frame is loaded, or gathered: rows in memory go right into the socket where no other thread
+sends. Whether that pays depends on the frames, the dataset and the cores there are: both ways are tried by turns, and
+the quicker one is kept for a while. Has no clock of its own.
 """
 
 from __future__ import annotations

@@ -270,10 +270,7 @@ class _Sending:
         for packed in batches:
             if not here:
                 self._compressor.apply(packed)
-                start = time.perf_counter()
-                packed.buffers = [settled(buffer, self.least) for buffer in packed.buffers]  # type: ignore[misc]
-                if loose:
-                    self._took([packed], time.perf_counter() - start)
+                self._settle(packed)
             self._batches.append(packed)
             self._size += packed.size
             self._steps += packed.steps
@@ -284,6 +281,14 @@ class _Sending:
         due = bool(self._batches) and self.outbox.idle and time.perf_counter() - self._since > _SOON
         if due or (here and loose):  # put together before the dataset is asked again: it may use its memory again
             self.flush()
+
+    def _settle(self, packed: PackedBatch) -> None:
+        """Put together what is not sent from where it lies. Where another thread sends, gathering is this one's part of
+        the work: two copies, one beside the other, take less time than one of rows that no cache has."""
+        least = max(self.least, _ROW_APART) if self.outbox.aside else self.least
+        start = time.perf_counter()
+        packed.buffers = [settled(buffer, least) for buffer in packed.buffers]  # type: ignore[misc]
+        self._took([packed], time.perf_counter() - start)
 
     def flush(self) -> None:
         """Send what was collected."""
