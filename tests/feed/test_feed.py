@@ -81,7 +81,7 @@ def test_samples_that_are_alike_only_within_a_step_arrive_too(start_loader: Star
     assert "exit code 0" in loader.wait()
 
 
-@pytest.mark.parametrize("name", ["long views", "many", "large"])
+@pytest.mark.parametrize("name", ["long views", "many", "wide", "large"])
 def test_what_is_sent_while_the_next_is_loaded_is_the_same(start_loader: StartLoader, name: str) -> None:
     epochs = 3  # both ways take turns meanwhile
     with server_for(name, epochs=epochs) as server:
