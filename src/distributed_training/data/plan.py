@@ -1,7 +1,7 @@
 """The sample plan: which samples make up a step, computed from (seed, epoch, step) and nothing else.
 
 The order of an epoch is a keyed permutation of [0, n): position -> sample id, evaluated at any position without a
-table. It is a Feistel network over a mixed radix: a position is written as (left, right) with left < a, right < b and
+table of them. It is a Feistel network over a mixed radix: a position is written as (left, right) with left < a, right < b and
 a * b >= n, and each round adds to one half a hash of the other half. Rounds are invertible, so the whole is a bijection
 of [0, a*b); an image that falls in [n, a*b) is mapped again until it falls below n (cycle walking), which keeps it a
 bijection of [0, n). With a and b near sqrt(n) fewer than one position in sqrt(n) walks.
@@ -67,7 +67,7 @@ def hash_ids(key: int, ids: np.ndarray) -> np.ndarray:
 
 
 class Permutation:
-    """A random order of [0, n) for a key, looked up at any positions with memory only for the answer."""
+    """A random order of [0, n) for a key, looked up at any positions with little memory beside the answer."""
 
     def __init__(self, n: int, key: int) -> None:
         if not 0 < n <= MAX_SAMPLES:
@@ -76,7 +76,7 @@ class Permutation:
         a = 2 * -(-(isqrt(n - 1) + 1) // 2)  # even, or rounds could only make even permutations
         self._sizes = (a, -(-n // a))
         rounds = _ROUNDS_SMALL if n < _SMALL else _ROUNDS
-        self._keys = [np.uint64(derive_key(key, n, r)) for r in range(rounds)]
+        self._keys = np.array([derive_key(key, n, r) for r in range(rounds)], np.uint64)
         self._asked = 0
         self._tables: list[np.ndarray] | None = None
         """For each round the hashes of all that a half can be: they are few. Made once they pay."""
@@ -87,8 +87,9 @@ class Permutation:
         if self._tables is None and a <= _LARGEST_TABLE:
             self._asked += len(positions)
             if self._asked > 4 * a:
-                numbers = np.arange(a, dtype=np.uint64)  # b is no larger
-                self._tables = [self._hash(r, numbers[: self._sizes[1 - r % 2]]) for r in range(len(self._keys))]
+                numbers, keys = np.arange(a, dtype=np.uint64), self._keys[:, None]
+                of_right, of_left = _hash(numbers[:b], keys[::2], a), _hash(numbers, keys[1::2], b)
+                self._tables = [table for both in zip(of_right, of_left) for table in both]
         ids = self._rounds(positions.astype(np.uint64))
         n = np.uint64(self.n)
         if a * b != self.n:
@@ -102,24 +103,29 @@ class Permutation:
         a, b = map(np.uint64, self._sizes)
         left, right = np.divmod(x, b)
         for r in range(0, len(self._keys), 2):
-            left = _add(self._hash(r, right), left, a)
-            right = _add(self._hash(r + 1, left), right, b)
+            left = _add(self._hashed(r, right), left, a)
+            right = _add(self._hashed(r + 1, left), right, b)
         left *= b
         left += right
         return left
 
-    def _hash(self, r: int, half: np.ndarray) -> np.ndarray:
-        """What round `r` adds to the other half: a hash of this one, spread over its size by a multiply and a shift."""
+    def _hashed(self, r: int, half: np.ndarray) -> np.ndarray:
+        """What round `r` adds to the other half."""
         if self._tables is not None:
             return self._tables[r].take(half.view(np.int64), mode="wrap")  # nothing wraps; it is the quickest mode
-        h = half + self._keys[r]
-        h *= np.uint64(0xD6E8FEB86659FD93)
-        h ^= h >> np.uint64(32)
-        h *= np.uint64(0xD6E8FEB86659FD93)
-        h >>= np.uint64(32)
-        h *= np.uint64(self._sizes[r % 2])
-        h >>= np.uint64(32)
-        return h
+        return _hash(half, self._keys[r], self._sizes[r % 2])
+
+
+def _hash(half: np.ndarray, key: np.ndarray | np.uint64, size: int) -> np.ndarray:
+    """A hash of one half under a key, spread over [0, size) by a multiply and a shift."""
+    h = half + key
+    h *= np.uint64(0xD6E8FEB86659FD93)
+    h ^= h >> np.uint64(32)
+    h *= np.uint64(0xD6E8FEB86659FD93)
+    h >>= np.uint64(32)
+    h *= np.uint64(size)
+    h >>= np.uint64(32)
+    return h
 
 
 def _add(h: np.ndarray, half: np.ndarray, size: np.uint64) -> np.ndarray:
