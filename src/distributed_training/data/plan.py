@@ -1,10 +1,11 @@
 """The sample plan: which samples make up a step, computed from (seed, epoch, step) and nothing else.
 
 The order of an epoch is a keyed permutation of [0, n): position -> sample id, evaluated at any position without a
-table of them. It is a Feistel network over a mixed radix: a position is written as (left, right) with left < a, right < b and
-a * b >= n, and each round adds to one half a hash of the other half. Rounds are invertible, so the whole is a bijection
-of [0, a*b); an image that falls in [n, a*b) is mapped again until it falls below n (cycle walking), which keeps it a
-bijection of [0, n). With a and b near sqrt(n) fewer than one position in sqrt(n) walks.
+table of them. It is a Feistel network over a mixed radix: a position is written as (left, right) with left < a,
+right < b and a * b >= n, and each round adds to one half a hash of the other half. Rounds are invertible, so the whole
+is a bijection of [0, a*b); an image that falls in [n, a*b) is mapped again until it falls below n (cycle walking),
+which keeps it a bijection of [0, n). With a and b near sqrt(n) fewer than one position in sqrt(n) walks, and the hashes
+of all halves are few enough to be kept.
 
 Changing anything here changes every user's training, so the numbers are frozen by golden tests; a change raises
 PLAN_VERSION, and a run refuses to go on under another version.
