@@ -8,17 +8,28 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.feed.channels import carry
 
-from distributed_training.data.base import StoredRows
+from distributed_training.data import ArrayDataset, Plan
+from distributed_training.data.base import Share, StoredRows
+from distributed_training.data.nested import values_in
+from distributed_training.data.sources.split import Subset
 from distributed_training.feed.channel import Channel
+from distributed_training.feed.course import Course, Part
+from distributed_training.feed.pairing import PairingLink
 from distributed_training.feed.rows import Rows, gathered, rows_of, settled
 from distributed_training.feed.scattered import send_scattered
+from distributed_training.feed.settings import LoaderSettings
+from distributed_training.feed.worker import Board, Work, Worker
 from distributed_training.wire.batches import Sendable
+from distributed_training.wire.messages import Lease
 
 
 def some_rows(rows: int, width: int, chosen: int) -> Rows:
@@ -134,3 +145,27 @@ def test_only_long_rows_stay_where_they_lie() -> None:
     assert bytes(settled(short, 3000)) == bytes(gathered(short))  # type: ignore[arg-type]
     view = memoryview(b"as it is")
     assert settled(view, 1) is view
+
+
+@pytest.mark.parametrize("kind", ["memory", "memory map", "view of a map", "half of it"])
+@pytest.mark.parametrize("shared", [True, False])
+def test_rows_in_files_are_read_before_they_are_sent(tmp_path: Path, kind: str, shared: bool) -> None:
+    """A disk may take its time, and a socket that waits for it hears nothing. Shared memory is written by who loads."""
+    in_memory = np.random.default_rng(0).random((64, 1000), np.float32)
+    np.save(tmp_path / "x.npy", in_memory)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    made: dict[str, Any] = {
+        "memory": (in_memory, in_memory),
+        "memory map": mapped,
+        "view of a map": np.asarray(mapped)[:48],
+        "half of it": {"x": in_memory, "y": mapped},
+    }
+    dataset = ArrayDataset(made[kind])
+    part = Part(Subset(dataset, np.arange(32)), Plan(32, 8, 0))
+    assert part.row == 4000
+    assert part.at_hand == (kind == "memory")
+    worker = Worker(Work(Course(part), "f", {}, LoaderSettings()), PairingLink("127.0.0.1", 1), Board([0.0] * 20))
+    sending: Any = SimpleNamespace(outbox=SimpleNamespace(shared=shared), least=1 if shared else 2048)
+    for block in worker._blocks(Lease(1, 0, 0, 4, 0, 1, 1.0), Share(), sending):
+        apart = list(values_in(block.data, StoredRows))
+        assert bool(apart) == (shared or kind == "memory")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,7 +30,9 @@ class ArrayDataset(Dataset):
         named = (
             arrays.items() if isinstance(arrays, Mapping) else enumerate(arrays if self._kind == "tuple" else [arrays])
         )
-        self._tensors = {str(key): _as_tensor(value, f"{name}[{key}]") for key, value in named}
+        given = {str(key): value for key, value in named}
+        self._tensors = {key: _as_tensor(value, f"{name}[{key}]") for key, value in given.items()}
+        self._in_files = any(map(_is_mapped, given.values()))
         lengths = {key: len(t) for key, t in self._tensors.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(f"{name}: arrays differ in length: {lengths}; every sample needs a row in each")
@@ -50,13 +53,22 @@ class ArrayDataset(Dataset):
     def rows(self, ids: np.ndarray) -> Any:
         if type(self).fetch is not ArrayDataset.fetch:  # a subclass makes something else of them
             return None
-        stored = {key: StoredRows(t, ids) for key, t in self._tensors.items()}
+        stored = {key: StoredRows(t, ids, self._in_files) for key, t in self._tensors.items()}
         if self._kind == "dict":
             return stored
         return tuple(stored.values()) if self._kind == "tuple" else next(iter(stored.values()))
 
     def fingerprint(self) -> str:
         return fingerprint_of(self.name, {key: _as_array(t) for key, t in self._tensors.items()})
+
+
+def _is_mapped(value: Any) -> bool:
+    """Whether values lie in a file, which is read where they are looked at."""
+    while isinstance(value, np.ndarray):
+        if isinstance(value, np.memmap):
+            return True
+        value = value.base
+    return isinstance(value, mmap.mmap)
 
 
 def _as_tensor(value: Any, name: str) -> torch.Tensor:

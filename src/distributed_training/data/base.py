@@ -84,6 +84,8 @@ class StoredRows(NamedTuple):
 
     tensor: Tensor
     ids: np.ndarray
+    mapped: bool = False
+    """Whether they lie in a file that is mapped into memory: to look at one may take a disk's time."""
 
 
 class LooseRows(NamedTuple):

@@ -19,7 +19,7 @@ from distributed_training.data.torch_dataset import fetch
 from distributed_training.feed.packing import RUN
 from distributed_training.feed.planning import EpochPlan, KeptPlan, facts_of
 from distributed_training.feed.repeating import sample_facts
-from distributed_training.feed.rows import row_bytes
+from distributed_training.feed.rows import in_memory, row_bytes
 from distributed_training.runtime.errors import DataError
 from distributed_training.wire.fields import Fact
 
@@ -34,6 +34,8 @@ class Part:
     plan: Plan
     row: int = field(init=False, default=0)
     """Bytes of a sample where it lies in memory as rows of tensors; else 0."""
+    at_hand: bool = field(init=False, default=False)
+    """Whether those rows lie in no file. What has to be read first is read before a connection is held up by it."""
     kept: KeptPlan = field(init=False, repr=False, compare=False)
     """The same plan, for many leases of a few steps."""
 
@@ -45,6 +47,7 @@ class Part:
         object.__setattr__(self, "kept", KeptPlan(self.plan))
         rows = self.dataset.rows(np.zeros(1, np.int64)) if len(self.dataset) else None
         object.__setattr__(self, "row", row_bytes(rows) if rows is not None else 0)
+        object.__setattr__(self, "at_hand", bool(self.row) and in_memory(rows))
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from distributed_training.data.base import LooseRows, StoredRows
+from distributed_training.data.nested import values_in
 from distributed_training.runtime.errors import DataError
 
 
@@ -148,6 +149,11 @@ def beginning(buffer: memoryview | Rows | Loose, size: int) -> memoryview:
     if isinstance(buffer, memoryview):
         return buffer[:size]
     return gathered(buffer.part(0, -(-size // buffer.width)))
+
+
+def in_memory(batch: object) -> bool:
+    """Whether none of the rows of a batch lie in a file."""
+    return not any(stored.mapped for stored in values_in(batch, StoredRows))
 
 
 def row_bytes(batch: object) -> int:

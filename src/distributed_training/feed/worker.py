@@ -178,10 +178,11 @@ class Worker:
 
     def _blocks(self, lease: Lease, share: Share, sending: _Sending) -> Iterator[Block]:
         """The steps of a lease; those that can be gathered on their way are not gathered before."""
-        run = self._run(sending.outbox.shared)
+        shared = sending.outbox.shared
+        run = self._run(shared)
         for piece in self._course.pieces(lease.epoch, lease.first, lease.last):
-            row = piece.part.row
-            as_they_lie = row >= sending.least if row else self._loosely
+            part = piece.part
+            as_they_lie = part.row >= sending.least and (shared or part.at_hand) if part.row else self._loosely
             yield from piece.blocks(share, gathered=not as_they_lie, run=run)
 
     def _run(self, shared: bool) -> int:
