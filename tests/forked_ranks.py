@@ -114,8 +114,6 @@ class Job:
 
     def __init__(self, server: RankServer, pids: list[int], screen: Path) -> None:
         self._server, self.pids, self._screen = server, pids, screen
-        self.folder = screen.parent
-        """Where the ranks run."""
 
     @property
     def screen(self) -> str:

@@ -5,12 +5,13 @@ own with its own environment, and runs its program as Python would; all write to
 
 Orders come as lines of JSON: {"program": [...], "environments": [...], "screen": path} starts a rank for each
 environment and answers with their process numbers; {"wait": seconds, "together": bool} answers with their exit codes,
-null for a rank that still ran and was killed. `together`: when one has failed, the others are killed, as a launcher
-does.
+null for a rank that still ran and was killed; where it stood is then on the screen. `together`: when one has failed,
+the others are killed, as a launcher does.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import importlib
 import json
@@ -51,6 +52,7 @@ def _become_rank(variables: dict[str, str], screen: str) -> None:
         file = os.open(path, mode | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
+    faulthandler.enable()  # a rank that crashes, or that is ended because it hangs, shows where
     if "COVERAGE_PROCESS_CONFIG" in variables:  # what Python does at its start for a process that is to be measured
         import coverage
 
@@ -64,8 +66,12 @@ def _codes_of(ranks: list[int], end: float, together: bool) -> list[int | None]:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 codes[pid] = os.waitstatus_to_exitcode(status)
-        if time.monotonic() > end or (together and any(codes.values())):
+        hangs = time.monotonic() > end
+        if hangs or (together and any(codes.values())):
             for pid in [pid for pid in ranks if pid not in codes]:
+                if hangs:
+                    os.kill(pid, signal.SIGABRT)
+                    time.sleep(0.5)  # to write down where it stood
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 codes[pid] = None

@@ -69,9 +69,9 @@ class TestErrors:
 
 class TestGone:
     @pytest.mark.parametrize("who", [0, 1])  # rank 0 keeps the meeting point
-    def test_a_killed_rank_is_named_by_the_others(self, rank_server: RankServer, who: int) -> None:
-        words = ["workers=2", f"name=killed-{who}", "save=1"]
-        job = rank_server.start(3, [PROGRAM, "kill", str(who), *words])
+    def test_a_killed_rank_is_named_by_the_others(self, rank_server: RankServer, tmp_path: Path, who: int) -> None:
+        words = ["workers=2", "name=killed", "save=1"]
+        job = rank_server.start(3, [PROGRAM, "kill", str(who), *words], PWD=str(tmp_path))
         codes, screen = job.end()
         assert codes[who] == -signal.SIGKILL
         assert_all_failed(codes, screen)
@@ -82,7 +82,7 @@ class TestGone:
             assert f"process {job.pids[who]}" in text
             assert "is gone: killed, as the system does when memory runs out" in text
             assert "#a-rank-is-gone" in text
-        for path in Path(job.folder, "runs", f"killed-{who}", "checkpoints").glob("step-*"):
+        for path in (tmp_path / "runs" / "killed" / "checkpoints").glob("step-*"):
             verify(path)  # whole, or not there
         loaders = {int(pid) for pid in re.findall(r"loader process (\d+)", screen)}
         assert loaders
@@ -110,7 +110,7 @@ class TestHangs:
         self, rank_server: RankServer, kind: str, operation: str, line: str
     ) -> None:
         codes, screen = rank_server.start(3, [PROGRAM, kind, "1"]).end()
-        assert codes == [75, 75, 75], screen
+        assert codes == [75, 75, 75], f"{codes} {screen}"
         said = reports(screen)
         assert said.keys() == {0, 1, 2}
         for text in said.values():
@@ -151,10 +151,10 @@ class TestHangs:
         assert codes == [75, -signal.SIGKILL]
         assert "not answer: stopped, out of reach, or in a call that lets no other Python code run" in screen
 
-    def test_slow_work_below_the_deadline_is_no_alarm(self, rank_server: RankServer) -> None:
+    def test_slow_work_below_the_deadline_is_no_alarm(self, rank_server: RankServer, tmp_path: Path) -> None:
         words = ["slow=6", "deadline=15", "parts=3", "save=1", "name=slow"]
-        codes, screen = rank_server.start(2, [PROGRAM, "slow", "0", *words]).end()
-        assert codes == [0, 0], screen
+        codes, screen = rank_server.start(2, [PROGRAM, "slow", "0", *words], PWD=str(tmp_path)).end()
+        assert codes == [0, 0], f"{codes} {screen}"
         assert reports(screen) == {}
 
 
@@ -234,42 +234,43 @@ class TestStart:
         environments = [{**common, "RANK": str(rank), "DTRAIN_TRAINING__LR": f"0.0{rank + 1}"} for rank in range(2)]
         words = ["-m", "distributed_training", "train", "strategy=ddp", "training.epochs=1", "run.progress=off"]
         codes, screen = rank_server.start_all(environments, words, tmp_path / "screen").end()
-        assert codes == [7, 7], screen
+        assert codes == [7, 7], f"{codes} {screen}"
         assert "training.lr is 0.01 on rank 0 and 0.02 on rank 1" in screen
 
 
 def test_one_rank_with_bad_numbers_makes_all_skip_the_step(rank_server: RankServer) -> None:
     codes, screen = rank_server.start(2, [PROGRAM, "nan", "0", "epochs=1"]).end()
-    assert codes == [0, 0], screen
+    assert codes == [0, 0], f"{codes} {screen}"
     assert screen.count("completed after 8 steps, 1 skipped") == 2
     assert screen.count("the inputs of sample 41 are not finite") == 1
 
 
 class TestSignals:
     @pytest.mark.parametrize("receivers", [[1], [0, 1]], ids=["one rank", "all ranks"])
-    def test_all_stop_at_the_same_step_and_resume_exactly(self, rank_server: RankServer, receivers: list[int]) -> None:
-        name = f"stopped-{len(receivers)}"
-        words = [PROGRAM, "none", "0", "epochs=3", f"name={name}", "resume=auto"]
-        job = rank_server.start(2, [*words, "pace=0.3"])
+    def test_all_stop_at_the_same_step_and_resume_exactly(
+        self, rank_server: RankServer, tmp_path: Path, receivers: list[int]
+    ) -> None:
+        words = [PROGRAM, "none", "0", "epochs=3", "name=stopped", "resume=auto"]
+        job = rank_server.start(2, [*words, "pace=0.3"], PWD=str(tmp_path))
         job.until("rank 1 has done step 5")
         for rank in receivers:
             job.signal(rank, signal.SIGTERM)
         codes, screen = job.end()
-        assert codes == [143, 143], screen
+        assert codes == [143, 143], f"{codes} {screen}"
         steps = re.findall(r"interrupted after (\d+) steps", screen)
         assert len(steps) == 2
         assert steps[0] == steps[1]
-        checkpoints = Path(job.folder, "runs", name, "checkpoints")
+        checkpoints = tmp_path / "runs" / "stopped" / "checkpoints"
         assert [read_state(path)["cursor"]["global_step"] for path in checkpoints.glob("step-*")] == [int(steps[0])]
-        codes, screen = rank_server.start(2, words).end()
-        assert codes == [0, 0], screen
+        codes, screen = rank_server.start(2, words, PWD=str(tmp_path)).end()
+        assert codes == [0, 0], f"{codes} {screen}"
         assert f"has done step {int(steps[0]) + 1}" in screen
         assert f"has done step {steps[0]}\n" not in screen
-        codes, screen = rank_server.start(2, [*words[:-2], f"name={name}-whole"]).end()
-        assert codes == [0, 0], screen
+        codes, screen = rank_server.start(2, [*words[:-2], "name=whole"], PWD=str(tmp_path)).end()
+        assert codes == [0, 0], f"{codes} {screen}"
         resumed, whole = (
-            read_state(max(Path(job.folder, "runs", run, "checkpoints").glob("step-*")))["model"]
-            for run in (name, f"{name}-whole")
+            read_state(max((tmp_path / "runs" / run / "checkpoints").glob("step-*")))["model"]
+            for run in ("stopped", "whole")
         )
         assert all(torch.equal(resumed[key], whole[key]) for key in whole)
 
