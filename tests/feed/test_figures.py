@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from distributed_training.feed import Figures
+import pytest
+
+from distributed_training.feed import Figures, source
 
 
 def test_the_bottleneck_is_named() -> None:
@@ -18,3 +20,25 @@ def test_figures_of_a_part_of_the_time() -> None:
     assert (part.steps, part.loaders, part.queue) == (20, 3, 1)
     assert (part.samples_per_second, part.megabytes_per_second, part.wait_share) == (20.0, 0.4, 0.5)
     assert part.as_metrics()["feed_wait_share"] == 0.5
+
+
+def test_rates_are_those_of_a_tenth_of_a_second_however_often_training_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, hub = [100.0], Counting()
+    monkeypatch.setattr(source.time, "monotonic", lambda: clock[0])
+    feed = source.FeedSource(hub)  # type: ignore[arg-type]
+    hub.now = Figures(seconds=1, samples=100, loaders=1)
+    first = feed.metrics()
+    assert first["feed_samples_per_second"] == 100
+    clock[0], hub.now = 100.05, Figures(seconds=1.05, samples=150, loaders=2)
+    assert feed.metrics() == first
+    clock[0], hub.now = 100.25, Figures(seconds=1.25, samples=200, loaders=2)
+    later = feed.metrics()
+    assert later["feed_samples_per_second"] == 400, "100 samples in the quarter of a second since the first"
+    assert later["feed_loaders"] == 2
+
+
+class Counting:
+    now = Figures()
+
+    def figures(self) -> Figures:
+        return self.now

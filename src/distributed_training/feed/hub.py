@@ -387,16 +387,19 @@ class Hub:
         """What happened so far."""
         with self._lock:
             counts, sequencer = self._counts, self._sequencer
-            counted = {name: getattr(counts, name) for name in ("steps", "samples", "bytes", "waited", "loading")}
-            if sequencer is not None:
-                counted |= {name: getattr(sequencer, name) for name in ("duplicates", "reissued")}
             return Figures(
-                **counted,
                 seconds=time.monotonic() - counts.since,
+                steps=counts.steps,
+                samples=counts.samples,
+                bytes=counts.bytes,
+                waited=counts.waited,
+                loading=counts.loading,
                 queue=sequencer.depth if sequencer is not None else 0,
                 horizon=self._horizon.steps,
                 loaders=len(self._peers),
-                shared=sum(peer.shared for peer in self._peers.values()),
+                shared=sum([peer.shared for peer in self._peers.values()]),
+                duplicates=sequencer.duplicates if sequencer is not None else 0,
+                reissued=sequencer.reissued if sequencer is not None else 0,
                 cached=self.keeping.served,
             )
 

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from types import TracebackType
 
 import torch
@@ -111,7 +110,7 @@ class FeedServer:
 
     def figures(self) -> Figures:
         """What happened so far."""
-        return replace(self.hub.figures(), refused=self._door.refused)
+        return self.hub.figures()._replace(refused=self._door.refused)
 
     @property
     def skipped(self) -> list[BadSample]:

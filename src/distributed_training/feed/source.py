@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ from distributed_training.data.plan import Plan
 from distributed_training.feed.figures import Figures
 from distributed_training.feed.hub import Hub
 from distributed_training.feed.waiting import StoppedWaiting
+
+_PERIOD = 0.1  # seconds over which a rate says something
 
 
 class FeedSource(BatchSource):
@@ -25,7 +28,7 @@ class FeedSource(BatchSource):
         self._hub = hub
         self._turn: object = None
         self._epoch = 0
-        self._told = Figures()
+        self._told, self._metrics, self._due = Figures(), Figures().as_metrics(), 0.0
         self._at_hand = 0  # batches that were taken from the hub and not read yet
 
     @property
@@ -110,10 +113,12 @@ class FeedSource(BatchSource):
         self._hub.told_to_stop = told_to_stop
 
     def metrics(self) -> dict[str, float]:
-        """What the feed did since the last call."""
-        now = self._hub.figures()
-        before, self._told = self._told, now
-        return now.since(before).as_metrics()
+        """What the feed does now: rates of the last tenth of a second or longer, between calls that ask for them."""
+        now = time.monotonic()
+        if now >= self._due:
+            before, self._told = self._told, self._hub.figures()
+            self._metrics, self._due = self._told.since(before).as_metrics(), now + _PERIOD
+        return self._metrics
 
     def figures(self) -> Figures:
         """What the feed did so far."""
