@@ -54,7 +54,7 @@ def _load(order: dict) -> None:
         if order.get("home"):
             home = Home(Path(order["home"]), "copy", CheckpointConfig(), limit=1 << 30, always=True)
         if "spare_cores" in order:
-            sender_choice._SPARE_CORES = order["spare_cores"]
+            sender_choice._CORES = sender_choice._CORES_FOR_SAMPLES = order["spare_cores"]
             sender_choice._FRAMES, sender_choice._SECONDS = 2, 0.0
         Loader(dataset, plan, _way(order["link"]), workers=order["workers"], settings=settings, home=home).run()
         code = 0

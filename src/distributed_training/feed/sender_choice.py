@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 
-_SPARE_CORES = 3
-"""Cores from which on one is to spare: the loading thread and the receiver have two, if it is on this machine."""
+_CORES, _CORES_FOR_SAMPLES = 3, 2
+"""Cores from which on both ways are tried: the loading thread and the receiver have two, if it is on this machine.
+Samples that are loaded one by one keep their thread so busy that its sending pays on the receiver's core, too."""
 _LARGE = 256 << 10  # bytes of a frame that may be worth it
 _FRAMES, _SECONDS = 8, 0.04  # of one turn, at least
 _TRIED = 4  # turns, both ways alike
@@ -24,17 +25,21 @@ class SenderChoice:
 
     def __init__(self, cores: int | None = None) -> None:
         cores = len(os.sched_getaffinity(0)) if cores is None else cores
-        self.possible = cores >= _SPARE_CORES
-        """Whether there is anything to choose."""
+        self._cores = cores
+        self.possible = cores >= _CORES_FOR_SAMPLES
+        """Whether there is ever anything to choose."""
         self.aside = False
         """Whether the other thread sends now."""
         self._turn = self._frames = self._bytes = 0
         self._since: float | None = None
         self._rates = {False: 0.0, True: 0.0}
 
-    def put(self, now: float, size: int) -> bool:
-        """A frame of so many bytes is ready to be sent; whether to leave it to the other thread."""
-        if not self.possible or size < _LARGE:
+    def put(self, now: float, size: int, *, samples: bool = False) -> bool:
+        """A frame of so many bytes is ready to be sent; whether to leave it to the other thread.
+
+        `samples`: what is in it was loaded, and not only gathered from rows in memory.
+        """
+        if not self.possible or size < _LARGE or (self._cores < _CORES and not samples):
             return False
         if self._since is None:
             self._since = now

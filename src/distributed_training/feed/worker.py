@@ -182,6 +182,7 @@ class Worker:
         run = self._run(shared)
         for piece in self._course.pieces(lease.epoch, lease.first, lease.last):
             part = piece.part
+            sending.samples = not part.row
             as_they_lie = part.row >= sending.least and (shared or part.at_hand) if part.row else self._loosely
             yield from piece.blocks(share, gathered=not as_they_lie, run=run)
 
@@ -243,6 +244,8 @@ class _Sending:
 
     def __init__(self, outbox: Outbox, settings: LoaderSettings) -> None:
         self.outbox, self.lease = outbox, 0
+        self.samples = False
+        """Whether what is sent now is loaded sample by sample, and not gathered from rows in memory."""
         self._arena = Arena(settings.memory) if outbox.shared else None
         self.least = 1 if outbox.shared else _ROW if outbox.scatters else _ROW_APART
         """Bytes of a row from which on it is left where it lies until it is sent, or copied into shared memory."""
@@ -304,7 +307,7 @@ class _Sending:
                         packed.buffers = [gathered(buffer) for buffer in packed.buffers]
                 if loose:
                     self._took(batches, time.perf_counter() - start)
-            self.outbox.put(Frame(self.lease, batches, size, place))
+            self.outbox.put(Frame(self.lease, batches, size, place), samples=self.samples)
 
     def close(self) -> None:
         """Let go of shared memory."""
