@@ -100,7 +100,7 @@ class Nursery:
     ) -> LoaderProcess:
         """Start a loader, in a network namespace if one is named; below `home` it keeps a copy of the run.
 
-        `spare_cores`: from so many cores on a frame may be sent while the next one is loaded.
+        `spare_cores`: from so many cores on other threads may help the one that loads.
         """
         order = {"dataset": dataset, "batch_size": batch_size, "workers": workers, "settings": settings}
         order |= {} if spare_cores is None else {"spare_cores": spare_cores}

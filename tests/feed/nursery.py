@@ -18,7 +18,7 @@ from tests.feed.datasets import make_dataset, make_plan
 from tests.feed.namespaces import enter
 
 from distributed_training.config import CheckpointConfig
-from distributed_training.feed import Loader, LoaderSettings, sender_choice
+from distributed_training.feed import Loader, LoaderSettings, gathering, helper_choice
 from distributed_training.feed.answering import HomeDoor
 from distributed_training.feed.homecoming.home import Home
 from distributed_training.runtime.errors import DistributedTrainingError
@@ -54,8 +54,9 @@ def _load(order: dict) -> None:
         if order.get("home"):
             home = Home(Path(order["home"]), "copy", CheckpointConfig(), limit=1 << 30, always=True)
         if "spare_cores" in order:
-            sender_choice._CORES = sender_choice._CORES_FOR_SAMPLES = order["spare_cores"]
-            sender_choice._FRAMES, sender_choice._SECONDS = 2, 0.0
+            helper_choice._CORES = helper_choice._CORES_FOR_SAMPLES = order["spare_cores"]
+            helper_choice._FRAMES, helper_choice._SECONDS = 2, 0.0
+            gathering._LARGE = 1
         Loader(dataset, plan, _way(order["link"]), workers=order["workers"], settings=settings, home=home).run()
         code = 0
     except DistributedTrainingError as error:

@@ -81,11 +81,12 @@ def test_samples_that_are_alike_only_within_a_step_arrive_too(start_loader: Star
     assert "exit code 0" in loader.wait()
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["gather in shared memory", "send"])
 @pytest.mark.parametrize("name", ["long views", "many", "wide", "large"])
-def test_what_is_sent_while_the_next_is_loaded_is_the_same(start_loader: StartLoader, name: str) -> None:
+def test_what_other_threads_help_to_bring_is_the_same(start_loader: StartLoader, name: str, shared: bool) -> None:
     epochs = 3  # both ways take turns meanwhile
     with server_for(name, epochs=epochs) as server:
-        loader = start_loader(server.link(), name, shared_memory=False, spare_cores=1)
+        loader = start_loader(server.link(), name, shared_memory=shared, spare_cores=1)
         for epoch in range(epochs):
             assert fingerprint(server.source().batches(epoch)) == local(name, epoch)
     assert "exit code 0" in loader.wait()

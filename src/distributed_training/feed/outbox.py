@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from distributed_training.feed.helper_choice import HelperChoice
 from distributed_training.feed.joining import Joined, LostError
 from distributed_training.feed.link_rate import LinkRate
 from distributed_training.feed.pairing import PairingLink
-from distributed_training.feed.sender_choice import SenderChoice
 from distributed_training.runtime.errors import DistributedTrainingError
 from distributed_training.wire import Chunk, Lost, PackedBatch, PeerError, Reason
 from distributed_training.wire.messages import (
@@ -61,7 +61,7 @@ class Outbox:
 
     Except sending: while this thread waits, the loading thread sends what it puts itself, as far as the system takes it
     at once. To wake another thread for each frame takes the interpreter from loading, again and again. Where there are
-    cores to spare that may be worth it for large frames: see `SenderChoice`.
+    cores to spare that may be worth it for large frames: see `HelperChoice`.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Outbox:
         self._blocked = 0
         self._left = 0.0
         self._home = home
-        self._choice = SenderChoice()
+        self._choice = HelperChoice()
         self._choice.possible = self._choice.possible and self._channel.learn_patience()
         for event in joined.early:
             self._event(event)
@@ -130,7 +130,7 @@ class Outbox:
     @property
     def aside(self) -> bool:
         """Whether the connection's own thread sends, while the loading thread goes on."""
-        return self._choice.aside
+        return self._choice.helped
 
     def next_lease(self, seconds: float) -> Lease | None:
         """The next lease; None if none came in this time."""
@@ -160,7 +160,7 @@ class Outbox:
         self._channel.wake()
 
     def put(self, frame: Frame, *, samples: bool = False) -> None:
-        """Have a frame sent; waits while too much is held already. `samples`: see `SenderChoice.put`."""
+        """Have a frame sent; waits while too much is held already. `samples`: see `HelperChoice.put`."""
         with self._changed:
             while self._frames and self._held + frame.size > self._memory and not self._over:
                 self._changed.wait(1.0)  # this thread checks the link's silence, so the wait ends
@@ -251,7 +251,7 @@ class Outbox:
         while not connection.closed:
             size = channel.receive_into(connection.get_buffer())
             if size is None:
-                self._send_what_may_go(patient=self._choice.aside)
+                self._send_what_may_go(patient=self._choice.helped)
                 return
             self._heard = time.monotonic()
             self.received_bytes += size

@@ -30,6 +30,8 @@ from distributed_training.wire import PackedBatch
 
 logger = logging.getLogger(__name__)
 
+Gather = Callable[[Rows | Loose, np.ndarray], None]
+
 # linux/fcntl.h; Python 3.11 has no names for them on every build
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEALS = 1 | 2 | 4  # may not be sealed further, shrink or grow
@@ -103,8 +105,9 @@ class _Segment:
 class Arena:
     """A worker's shared memory for one connection. One thread writes; slots come back by themselves."""
 
-    def __init__(self, memory: int) -> None:
-        self._memory = memory
+    def __init__(self, memory: int, gather: Gather = lambda buffer, memory: buffer.gather(memory)) -> None:
+        """`gather` puts the rows of a buffer together in memory of their size."""
+        self._memory, self._gather = memory, gather
         self._segment: _Segment | None = None
         self._former: list[_Segment] = []
         """Segments with smaller slots. They stay until the other side, which may not have seen them yet, is done."""
@@ -125,7 +128,7 @@ class Arena:
             for buffer in batch.buffers:
                 if length := len(buffer):
                     if isinstance(buffer, (Rows, Loose)):
-                        buffer.gather(segment.bytes[at : at + length])
+                        self._gather(buffer, segment.bytes[at : at + length])
                     else:
                         segment.bytes[at : at + length] = np.frombuffer(buffer, np.uint8)
                     at += (length + 63) & -64

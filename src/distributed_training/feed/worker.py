@@ -15,13 +15,15 @@ from distributed_training.data.steps import Block
 from distributed_training.feed.answering import HomeDoor
 from distributed_training.feed.compression import Compressor
 from distributed_training.feed.course import Course, Piece
+from distributed_training.feed.gathering import Helpers
+from distributed_training.feed.helper_choice import HelperChoice
 from distributed_training.feed.homecoming.home import Home
 from distributed_training.feed.homecoming.receiver import Receiver
 from distributed_training.feed.joining import Joined, LostError, join_patiently
 from distributed_training.feed.outbox import Frame, Outbox
 from distributed_training.feed.packing import RUN, pack
 from distributed_training.feed.pairing import PairingLink
-from distributed_training.feed.rows import Loose, gathered, settled
+from distributed_training.feed.rows import Loose, Rows, gathered, settled
 from distributed_training.feed.settings import LoaderSettings
 from distributed_training.feed.shared import Arena
 from distributed_training.runtime.errors import DataError
@@ -246,7 +248,9 @@ class _Sending:
         self.outbox, self.lease = outbox, 0
         self.samples = False
         """Whether what is sent now is loaded sample by sample, and not gathered from rows in memory."""
-        self._arena = Arena(settings.memory) if outbox.shared else None
+        self._arena = Arena(settings.memory, self._gather) if outbox.shared else None
+        self._choice = HelperChoice()
+        self._helpers = Helpers(self._choice.cores)
         self.least = 1 if outbox.shared else _ROW if outbox.scatters else _ROW_APART
         """Bytes of a row from which on it is left where it lies until it is sent, or copied into shared memory."""
         self._compressor = Compressor(outbox.codecs, always=settings.compression == "always")
@@ -294,6 +298,13 @@ class _Sending:
         packed.buffers = [settled(buffer, least) for buffer in packed.buffers]  # type: ignore[misc]
         self._took([packed], time.perf_counter() - start)
 
+    def _gather(self, buffer: Rows | Loose, memory: np.ndarray) -> None:
+        """Put rows together in shared memory."""
+        if self._choice.helped:
+            self._helpers.gather(buffer, memory)
+        else:
+            buffer.gather(memory)
+
     def flush(self) -> None:
         """Send what was collected."""
         if self._batches:
@@ -301,6 +312,7 @@ class _Sending:
             self._batches, self._size, self._steps, self._details = [], 0, 0, 0
             if self._arena is not None:
                 start, loose = time.perf_counter(), _any_loose(batches)
+                self._choice.put(start, size, samples=self.samples)
                 place = self._arena.write(batches) if size >= _INLINE else None
                 if place is None:
                     for packed in batches:
@@ -310,6 +322,7 @@ class _Sending:
             self.outbox.put(Frame(self.lease, batches, size, place), samples=self.samples)
 
     def close(self) -> None:
-        """Let go of shared memory."""
+        """Let go of shared memory and of who writes there."""
         if self._arena is not None:
             self._arena.close()
+        self._helpers.close()

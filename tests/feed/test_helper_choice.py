@@ -1,8 +1,8 @@
-"""Who sends: the quicker of two ways is found by trying both; without a gain it is the loading thread."""
+"""Whether other threads help: the quicker way is found by trying both; without a gain none does."""
 
 from __future__ import annotations
 
-from distributed_training.feed.sender_choice import SenderChoice
+from distributed_training.feed.helper_choice import HelperChoice
 
 FRAME = 1 << 20
 
@@ -11,7 +11,7 @@ def shares(
     here: float, aside: float, *, cores: int = 16, size: int = FRAME, frames: int = 3000, samples: bool = False
 ) -> float:
     """The share of frames that are left to the other thread, where a frame takes so many seconds either way."""
-    choice, now, left = SenderChoice(cores), 100.0, 0
+    choice, now, left = HelperChoice(cores), 100.0, 0
     for _ in range(frames):
         if choice.put(now, size, samples=samples):
             left += 1
@@ -43,10 +43,10 @@ def test_samples_that_are_loaded_one_by_one_need_no_third_core() -> None:
 
 
 def test_what_was_found_is_found_anew_when_it_changes() -> None:
-    choice, now = SenderChoice(16), 0.0
+    choice, now = HelperChoice(16), 0.0
     found = []
     for aside in (0.001, 0.01, 0.001):
         for _ in range(4000):
             now += aside if choice.put(now, FRAME) else 0.003
-        found.append(choice.aside)
+        found.append(choice.helped)
     assert found == [True, False, True]

@@ -1,0 +1,62 @@
+"""Whether other threads help a worker's loading thread: to send over a socket, or to gather in shared memory.
+
+To leave a frame to the connection's own thread takes the interpreter from loading a few times, but the copy into the
+socket is then made while the next frame is loaded, or gathered: rows in memory go right into the socket where no other
+thread sends. To gather in several threads needs cores that may be training's. Whether that pays depends on the frames,
+the dataset and the cores there are: both ways are tried by turns, and the quicker one is kept for a while. Has no clock
+of its own.
+"""
+
+from __future__ import annotations
+
+import os
+
+_CORES, _CORES_FOR_SAMPLES = 3, 2
+"""Cores from which on both ways are tried: the loading thread and the receiver have two, if it is on this machine.
+Samples that are loaded one by one keep their thread so busy that help pays on the receiver's core, too."""
+_LARGE = 256 << 10  # bytes of a frame that may be worth it
+_FRAMES, _SECONDS = 8, 0.04  # of one turn, at least
+_TRIED = 4  # turns, both ways alike
+_KEPT = 60  # turns until both are tried again
+_GAIN = 1.05  # times as much must be sent, or the loading thread is left alone: training may be what sets the pace
+
+
+class HelperChoice:
+    """One connection's choice. The loading thread calls it; what it found may be read by any."""
+
+    def __init__(self, cores: int | None = None) -> None:
+        self.cores = len(os.sched_getaffinity(0)) if cores is None else cores
+        self.possible = self.cores >= _CORES_FOR_SAMPLES
+        """Whether there is ever anything to choose."""
+        self.helped = False
+        """Whether other threads help now."""
+        self._turn = self._frames = self._bytes = 0
+        self._since: float | None = None
+        self._rates = {False: 0.0, True: 0.0}
+
+    def put(self, now: float, size: int, *, samples: bool = False) -> bool:
+        """A frame of so many bytes is ready; whether it, or the next one, is to have help.
+
+        `samples`: what is in it was loaded, and not only gathered from rows in memory.
+        """
+        if not self.possible or size < _LARGE or (self.cores < _CORES and not samples):
+            return False
+        if self._since is None:
+            self._since = now
+        elif self._frames >= _FRAMES and now - self._since >= _SECONDS:
+            self._turn_over(now, now - self._since)
+        self._frames += 1
+        self._bytes += size
+        return self.helped
+
+    def _turn_over(self, now: float, seconds: float) -> None:
+        if self._turn < _TRIED:
+            self._rates[self.helped] += self._bytes / seconds
+        self._turn += 1
+        if self._turn < _TRIED:
+            self.helped = not self.helped
+        elif self._turn == _TRIED:
+            self.helped = self._rates[True] > _GAIN * self._rates[False]
+        elif self._turn >= _KEPT:
+            self._turn, self.helped, self._rates = 0, False, {False: 0.0, True: 0.0}
+        self._since, self._frames, self._bytes = now, 0, 0
