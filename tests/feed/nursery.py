@@ -54,7 +54,7 @@ def _load(order: dict) -> None:
         if order.get("home"):
             home = Home(Path(order["home"]), "copy", CheckpointConfig(), limit=1 << 30, always=True)
         if "spare_cores" in order:
-            helper_choice._CORES = helper_choice._CORES_FOR_SAMPLES = order["spare_cores"]
+            helper_choice._CORES = helper_choice._CORES_IF_QUICK = order["spare_cores"]
             helper_choice._FRAMES, helper_choice._SECONDS = 2, 0.0
             gathering._LARGE = 1
         Loader(dataset, plan, _way(order["link"]), workers=order["workers"], settings=settings, home=home).run()

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 
-_CORES, _CORES_FOR_SAMPLES = 3, 2
+_CORES, _CORES_IF_QUICK = 3, 2
 """Cores from which on both ways are tried: the loading thread and the receiver have two, if it is on this machine.
-Samples that are loaded one by one keep their thread so busy that help pays on the receiver's core, too."""
+Samples that are loaded one by one, each quickly, keep their thread so busy that help pays on the receiver's core, too;
+where each takes long there is little to gain, and the interpreter changes hands too often."""
 _LARGE = 256 << 10  # bytes of a frame that may be worth it
 _FRAMES, _SECONDS = 8, 0.04  # of one turn, at least
 _TRIED = 4  # turns, both ways alike
@@ -26,7 +27,7 @@ class HelperChoice:
 
     def __init__(self, cores: int | None = None) -> None:
         self.cores = len(os.sched_getaffinity(0)) if cores is None else cores
-        self.possible = self.cores >= _CORES_FOR_SAMPLES
+        self.possible = self.cores >= _CORES_IF_QUICK
         """Whether there is ever anything to choose."""
         self.helped = False
         """Whether other threads help now."""
@@ -34,12 +35,12 @@ class HelperChoice:
         self._since: float | None = None
         self._rates = {False: 0.0, True: 0.0}
 
-    def put(self, now: float, size: int, *, samples: bool = False) -> bool:
+    def put(self, now: float, size: int, *, quick: bool = False) -> bool:
         """A frame of so many bytes is ready; whether it, or the next one, is to have help.
 
-        `samples`: what is in it was loaded, and not only gathered from rows in memory.
+        `quick`: what is in it was loaded quickly, but not only gathered from rows in memory.
         """
-        if not self.possible or size < _LARGE or (self.cores < _CORES and not samples):
+        if not self.possible or size < _LARGE or (self.cores < _CORES and not quick):
             return False
         if self._since is None:
             self._since = now

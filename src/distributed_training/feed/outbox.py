@@ -159,15 +159,15 @@ class Outbox:
         """Have the thread look for something to send."""
         self._channel.wake()
 
-    def put(self, frame: Frame, *, samples: bool = False) -> None:
-        """Have a frame sent; waits while too much is held already. `samples`: see `HelperChoice.put`."""
+    def put(self, frame: Frame, *, quick: bool = False) -> None:
+        """Have a frame sent; waits while too much is held already. `quick`: see `HelperChoice.put`."""
         with self._changed:
             while self._frames and self._held + frame.size > self._memory and not self._over:
                 self._changed.wait(1.0)  # this thread checks the link's silence, so the wait ends
             self._check()
             self._frames.append(frame)
             self._held += frame.size
-        if frame.place is None and self._choice.put(time.monotonic(), frame.size, samples=samples):
+        if frame.place is None and self._choice.put(time.monotonic(), frame.size, quick=quick):
             self._channel.wake()
         else:
             self._send_here()

@@ -41,6 +41,7 @@ _INLINE = 32 << 10  # smaller frames are not worth a place in shared memory
 # Bytes from which on a row is sent from where it lies: the system has some work with each, and Python more where they
 # are encrypted or wrapped into messages.
 _ROW, _ROW_APART = 2 << 10, 32 << 10
+_QUICK = 1e9  # bytes a second of samples that are loaded quickly: a socket takes a few times as many
 _TEXT = 2000
 
 
@@ -184,7 +185,7 @@ class Worker:
         run = self._run(shared)
         for piece in self._course.pieces(lease.epoch, lease.first, lease.last):
             part = piece.part
-            sending.samples = not part.row
+            sending.rows = bool(part.row)
             as_they_lie = part.row >= sending.least and (shared or part.at_hand) if part.row else self._loosely
             yield from piece.blocks(share, gathered=not as_they_lie, run=run)
 
@@ -246,8 +247,9 @@ class _Sending:
 
     def __init__(self, outbox: Outbox, settings: LoaderSettings) -> None:
         self.outbox, self.lease = outbox, 0
-        self.samples = False
-        """Whether what is sent now is loaded sample by sample, and not gathered from rows in memory."""
+        self.rows = False
+        """Whether what is sent now is gathered from rows in memory, and not loaded."""
+        self._quick = False  # whether it was loaded so quickly that to send it takes a good part of the time
         self._arena = Arena(settings.memory, self._gather) if outbox.shared else None
         self._choice = HelperChoice()
         self._helpers = Helpers(self._choice.cores)
@@ -268,6 +270,8 @@ class _Sending:
 
     def add(self, batches: list[PackedBatch]) -> None:
         """Have batches sent soon."""
+        size, seconds = sum([packed.size for packed in batches]), sum([packed.head[4] for packed in batches])
+        self._quick = not self.rows and size > _QUICK * seconds
         self._compressor.bandwidth = self.outbox.bandwidth if self._arena is None else None
         here = self._arena is not None
         loose = _any_loose(batches)
@@ -312,14 +316,14 @@ class _Sending:
             self._batches, self._size, self._steps, self._details = [], 0, 0, 0
             if self._arena is not None:
                 start, loose = time.perf_counter(), _any_loose(batches)
-                self._choice.put(start, size, samples=self.samples)
+                self._choice.put(start, size, quick=self._quick)
                 place = self._arena.write(batches) if size >= _INLINE else None
                 if place is None:
                     for packed in batches:
                         packed.buffers = [gathered(buffer) for buffer in packed.buffers]
                 if loose:
                     self._took(batches, time.perf_counter() - start)
-            self.outbox.put(Frame(self.lease, batches, size, place), samples=self.samples)
+            self.outbox.put(Frame(self.lease, batches, size, place), quick=self._quick)
 
     def close(self) -> None:
         """Let go of shared memory and of who writes there."""
