@@ -24,7 +24,7 @@ class Counts:
 
 
 class Figures(NamedTuple):
-    """A feed since it began, or since the figures before. Training takes them every few steps: a tuple is soon made."""
+    """A feed since it began, or since the figures before. Training itself takes them: a tuple is soon made."""
 
     seconds: float = 0.0
     steps: int = 0

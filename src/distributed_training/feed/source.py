@@ -28,7 +28,8 @@ class FeedSource(BatchSource):
         self._hub = hub
         self._turn: object = None
         self._epoch = 0
-        self._told, self._metrics, self._due = Figures(), Figures().as_metrics(), 0.0
+        self._told, self._due = Figures(), 0.0
+        self._metrics: dict[str, float] = {}
         self._at_hand = 0  # batches that were taken from the hub and not read yet
 
     @property

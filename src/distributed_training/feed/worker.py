@@ -270,8 +270,8 @@ class _Sending:
 
     def add(self, batches: list[PackedBatch]) -> None:
         """Have batches sent soon."""
-        size, seconds = sum([packed.size for packed in batches]), sum([packed.head[4] for packed in batches])
-        self._quick = not self.rows and size > _QUICK * seconds
+        loading = sum([packed.head[4] for packed in batches])
+        self._quick = not self.rows and sum([packed.size for packed in batches]) > _QUICK * loading
         self._compressor.bandwidth = self.outbox.bandwidth if self._arena is None else None
         here = self._arena is not None
         loose = _any_loose(batches)
