@@ -41,7 +41,7 @@ _INLINE = 32 << 10  # smaller frames are not worth a place in shared memory
 # Bytes from which on a row is sent from where it lies: the system has some work with each, and Python more where they
 # are encrypted or wrapped into messages.
 _ROW, _ROW_APART = 2 << 10, 32 << 10
-_QUICK = 1e9  # bytes a second of samples that are loaded quickly: a socket takes a few times as many
+_QUICK = 5e8  # bytes a second of samples that are loaded quickly: a socket takes ten times as many
 _TEXT = 2000
 
 
