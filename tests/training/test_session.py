@@ -227,7 +227,7 @@ class TestSignals:
         with process:
             assert process.stdout is not None
             assert process.stdout.read(5) == "ready"
-            time.sleep(0.5)  # until it sleeps: Python sees a signal that comes right before only when it has slept
+            time.sleep(0.1)  # until it sleeps: Python sees a signal that comes right before only when it has slept
             for number in numbers:
                 process.send_signal(number)
                 time.sleep(1.0)  # two that come at once count as one
