@@ -254,7 +254,7 @@ def markdown(report: dict[str, Any]) -> str:
     """The report as tables."""
     lines = ["# Batches between two processes", ""]
     lines += ["64 rows a batch; the receiver ends with torch tensors. Ratios are medians over rounds, by turns.", ""]
-    for part in report:  # some were measured here once, and are part of `dtrain bench feed` now
+    for part in report:
         machine = report[part]["machine"]
         lines += [f"## {part}", ""]
         command = f"`python benchmarks/feed.py {part} --rounds {report[part]['rounds']}`"
