@@ -61,6 +61,9 @@ def test_all_loaders_go_and_come_back(start_loader: StartLoader, caplog: pytest.
         assert fingerprint(seen + list(batches)) == local("slow")
         coming.join()
         assert "training goes on" in caplog.text
+        figures = server.figures()
+        assert 1.0 < figures.alone <= figures.waited
+        assert figures.bottleneck().startswith("missing loaders")
 
 
 def test_a_worker_that_is_stopped_does_not_hold_up_training(start_loader: StartLoader) -> None:

@@ -12,6 +12,8 @@ def test_the_bottleneck_is_named() -> None:
     assert Figures(seconds=100, steps=10, waited=1).bottleneck().startswith("the GPU")
     assert Figures(seconds=100, steps=10, waited=60, loading=190, loaders=2).bottleneck().startswith("loading")
     assert Figures(seconds=100, steps=10, waited=60, loading=20, loaders=2).bottleneck().startswith("the network")
+    absent = Figures(seconds=100, steps=10, waited=60, alone=45, loading=20, loaders=2).bottleneck()
+    assert absent.startswith("missing loaders: training waited in 60.0% of the time, for 45.0 s with none connected")
 
 
 def test_figures_of_a_part_of_the_time() -> None:

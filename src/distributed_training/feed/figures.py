@@ -16,6 +16,7 @@ class Counts:
     samples: int = 0
     bytes: int = 0
     waited: float = 0.0
+    alone: float = 0.0
     loading: float = 0.0
 
     def wait_share(self, now: float) -> float:
@@ -33,6 +34,8 @@ class Figures(NamedTuple):
     """Payload as it travelled."""
     waited: float = 0.0
     """Seconds that training waited for batches."""
+    alone: float = 0.0
+    """Seconds of these in which no loader was connected."""
     loading: float = 0.0
     """Seconds of all workers together that went into loading the batches."""
     queue: int = 0
@@ -85,6 +88,11 @@ class Figures(NamedTuple):
             return "nothing was trained yet"
         if self.wait_share < 0.05:
             return f"the GPU: it waited for batches in {self.wait_share:.1%} of the time"
+        if self.alone > self.waited / 2:
+            return (
+                f"missing loaders: training waited in {self.wait_share:.1%} of the time, for {self.alone:.1f} s with "
+                "none connected; keep them running, several of them where one may fail"
+            )
         busy = self.loading / self.seconds / max(1, self.loaders)
         if busy > 0.7:
             return (

@@ -355,8 +355,10 @@ class Hub:
                 self._check_wait(waiting)
                 self._wake_hungry()
                 self._wake_blocked()
-                now, late = time.monotonic(), sequencer.expires()
+                now, late, alone = time.monotonic(), sequencer.expires(), not self._peers
                 self._lock.wait(min(_LOOK, max(0.01, late - now)) if late is not None else _LOOK)
+                if alone:
+                    self._counts.alone += time.monotonic() - now
         finally:
             self._counts.waited += time.monotonic() - start
         waiting.over()
@@ -393,6 +395,7 @@ class Hub:
                 samples=counts.samples,
                 bytes=counts.bytes,
                 waited=counts.waited,
+                alone=counts.alone,
                 loading=counts.loading,
                 queue=sequencer.depth if sequencer is not None else 0,
                 horizon=self._horizon.steps,
