@@ -24,6 +24,7 @@ from torch import Tensor
 from distributed_training.runtime import failure
 from distributed_training.runtime.errors import RanksError
 from distributed_training.runtime.interfaces import choose_interface
+from distributed_training.runtime.native_threads import let_rest_at_exit
 from distributed_training.runtime.watch import Watch
 from distributed_training.runtime.world import World, named, nowhere_to_meet
 
@@ -55,6 +56,7 @@ class Group:
         self.backend = choose_backend(backend, device)
         self.callbacks_may_wait = self.backend != "gloo"
         """Whether what follows an exchange may wait for another: Gloo runs it in one of its few threads."""
+        let_rest_at_exit()
         self._own_group = not dist.is_initialized()
         self._variables: list[str] = []
         if self._own_group:

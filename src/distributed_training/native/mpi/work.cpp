@@ -3,6 +3,8 @@
 #include <ATen/core/ivalue.h>
 #include <c10/core/StreamGuard.h>
 
+#include <pthread.h>
+
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -37,6 +39,7 @@ class Callbacks {
 
  private:
   void serve() {
+    pthread_setname_np(pthread_self(), "dtrain_callback");  // runtime/native_threads.py looks for it
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
       while (!queue_.empty()) {
