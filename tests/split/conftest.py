@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,25 @@ def start(rank_server: RankServer, in_tmp: Path) -> Iterator[Start]:
             side.signal(signal.SIGKILL)
     for side in started:
         side.end()
+
+
+SLOW_AT_WILL = """import os, time
+
+
+def slowly(sample):
+    if os.path.exists("slow"):
+        time.sleep(0.002)
+    return sample
+"""
+
+
+@contextmanager
+def slow_loading() -> Iterator[str]:
+    """A setting with which samples take long until the block ends: a training that is not over before it is killed."""
+    Path("slow_at_will.py").write_text(SLOW_AT_WILL)
+    Path("slow").touch()
+    yield "data.preprocess=slow_at_will:slowly"
+    Path("slow").unlink()
 
 
 def free_neighbours() -> int:

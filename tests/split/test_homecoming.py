@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from tests.launching import free_port
-from tests.split.conftest import Side, Start, assert_same, train_here, wait_for, weights_of
+from tests.split.conftest import Side, Start, assert_same, slow_loading, train_here, wait_for, weights_of
 
 from distributed_training.checkpoint import find_checkpoint
 from distributed_training.runtime.run_directory import RunDirectory
@@ -31,27 +31,28 @@ def vanish(*sides: Side) -> None:
 
 
 def test_the_gpu_side_vanishes_again_and_again(start: Start) -> None:
-    epochs = "training.epochs=14"
-    own = [*COMMON, f"network.port={free_port()}", epochs, "run.name=fed"]
-    serve, feed = ["serve", *own, "run.root=gpu"], ["feed", *own, "run.root=home", "--workers=2"]
-    server, loader = start(serve, feed)
-    wait_for(lambda: steps_at(HOME), lambda: server.screen + loader.screen)
-    vanish(server)
-    reached = steps_at(HOME)[-1]
-    assert loader.alive
+    with slow_loading() as slowly:
+        training = ["training.device=cpu", "training.epochs=14", slowly]
+        own = [*COMMON, *training, f"network.port={free_port()}", "run.name=fed"]
+        serve, feed = ["serve", *own, "run.root=gpu"], ["feed", *own, "run.root=home", "--workers=2"]
+        server, loader = start(serve, feed)
+        wait_for(lambda: steps_at(HOME), lambda: server.screen + loader.screen)
+        vanish(server)
+        reached = steps_at(HOME)[-1]
+        assert loader.alive
 
-    (server,) = start(serve)  # as before, without a word about resuming
-    server.until("going on from step")
-    wait_for(lambda: steps_at(HOME)[-1] > reached, lambda: server.screen + loader.screen)
-    vanish(server, loader)
-    assert all(event["event"] != "finish" for event in RunDirectory(HOME).events()), "it was too quick"
+        (server,) = start(serve)  # as before, without a word about resuming
+        server.until("going on from step")
+        wait_for(lambda: steps_at(HOME)[-1] > reached, lambda: server.screen + loader.screen)
+        vanish(server, loader)
+        assert all(event["event"] != "finish" for event in RunDirectory(HOME).events()), "it was too quick"
 
     server, loader = start(serve, feed)  # the same two commands
     assert "Training completed (14 epochs, 322 steps" in server.end()
     said = loader.end()
     assert "at home: weights of step 322 in home/fed-home/checkpoints/step-0000000322, metrics in" in said
 
-    train_here("training.device=cpu", epochs, "checkpoint.every_epochs=0", "run.name=here")
+    train_here(*training, "checkpoint.every_epochs=0", "run.name=here")
     for run in (Path("gpu/fed"), HOME):
         assert_same(weights_of(run), weights_of("runs/here"))
         proof = audit(RunDirectory(run))

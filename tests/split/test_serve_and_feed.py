@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.launching import free_port
-from tests.split.conftest import Start, assert_same, free_neighbours, train_here, wait_for, weights_of
+from tests.split.conftest import Start, assert_same, free_neighbours, slow_loading, train_here, wait_for, weights_of
 
 from distributed_training.feed import PairingLink
 from distributed_training.runtime.run_directory import RunDirectory
@@ -46,31 +46,33 @@ def test_the_training_is_that_of_one_machine(start: Start) -> None:
 
 def test_a_loader_and_then_the_gpu_side_are_killed(start: Start) -> None:
     """As between machines: over TLS, with a link that the resumed GPU side still answers to."""
-    own = words(free_port(), "training.epochs=30", "checkpoint.every_steps=10", "run.name=fed")
-    own.append("network.gpu_host=0.0.0.0")
-    (server,) = start(["serve", *own])
-    server.until("?fp=")
-    link = PairingLink.parse(server.screen.partition("'")[2].partition("'")[0])
-    feed = ["feed", *own, "--to", str(replace(link, host="127.0.0.1"))]
-    first, second = start(feed, feed)
-    checkpoints = Path("runs/fed/checkpoints")
-    wait_for(lambda: len(list(checkpoints.glob("step-*"))) > 1, lambda: server.screen)
-    first.signal(signal.SIGKILL)
-    seen = {path.name for path in checkpoints.glob("step-*")}
-    wait_for(lambda: {path.name for path in checkpoints.glob("step-*")} - seen, lambda: server.screen)
-    server.signal(signal.SIGKILL)
-    server.end()
-    assert second.alive
-    assert all(event["event"] != "finish" for event in RunDirectory(Path("runs/fed")).events()), "it was too quick"
+    with slow_loading() as slowly:
+        training = ["training.epochs=8", slowly]
+        own = words(free_port(), *training, "checkpoint.every_steps=10", "run.name=fed")
+        own.append("network.gpu_host=0.0.0.0")
+        (server,) = start(["serve", *own])
+        server.until("?fp=")
+        link = PairingLink.parse(server.screen.partition("'")[2].partition("'")[0])
+        feed = ["feed", *own, "--to", str(replace(link, host="127.0.0.1"))]
+        first, second = start(feed, feed)
+        checkpoints = Path("runs/fed/checkpoints")
+        wait_for(lambda: len(list(checkpoints.glob("step-*"))) > 1, lambda: server.screen)
+        first.signal(signal.SIGKILL)
+        seen = {path.name for path in checkpoints.glob("step-*")}
+        wait_for(lambda: {path.name for path in checkpoints.glob("step-*")} - seen, lambda: server.screen)
+        server.signal(signal.SIGKILL)
+        server.end()
+        assert second.alive
+        assert all(event["event"] != "finish" for event in RunDirectory(Path("runs/fed")).events()), "it was too quick"
 
     (again,) = start(["serve", *own, "--resume=auto"])
-    assert "Training completed (30 epochs, 690 steps" in again.end()
+    assert "Training completed (8 epochs, 184 steps" in again.end()
     second.end()
 
-    train_here(*COMMON, "training.epochs=30", "run.name=here")
+    train_here(*COMMON, *training, "run.name=here")
     assert_same(weights_of("runs/fed"), weights_of("runs/here"))
     proof = audit(RunDirectory(Path("runs/fed")))
-    assert (proof.problem, proof.epochs, proof.resumes) == ("", 30, 1)
+    assert (proof.problem, proof.epochs, proof.resumes) == ("", 8, 1)
 
 
 def test_a_signal_ends_the_wait_for_loaders_and_saves(start: Start) -> None:
