@@ -154,7 +154,7 @@ class _Computed(Dataset):
     """Samples that take no memory."""
 
     def __len__(self) -> int:
-        return 400_000
+        return 800_000
 
     def fetch(self, ids: np.ndarray) -> Any:
         return torch.from_numpy((ids[:, None] % np.arange(1, WIDTH + 1)).astype(np.float32))
@@ -176,10 +176,12 @@ def test_many_results_go_to_a_file_without_passing_through_memory(tmp_path: Path
 
         path = tmp_path / "out.npy"
         result = run_inference(_Computed(), service.link, output=path, settings=settings, on_progress=look, **wanted)
-    assert result["total_samples"] == 400_000
-    assert os.path.getsize(path) > 190e6
-    assert result["estimated_memory_mb"] == pytest.approx((4 * 120 + 9) * 400_000 / 2**20)
-    assert most < 120e6  # both sides together, in one process
+    assert result["total_samples"] == 800_000
+    size = os.path.getsize(path)
+    assert size > 380e6
+    assert result["estimated_memory_mb"] == pytest.approx((4 * 120 + 9) * 800_000 / 2**20)
+    # Both sides together, in one process: 50 MB by their settings, and what the allocator keeps for each thread.
+    assert most < size / 2
     path.unlink()
 
 
