@@ -29,6 +29,8 @@ GRACE = 5.0  # seconds that something just closed may take to be gone
 
 
 def pytest_sessionstart() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has started the tests in the background
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     put_coverage_aside()
     rank = os.environ.get("RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
     if rank is not None:  # ranks end side by side, and pytest would tidy up one folder for all of them
