@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.feed.nginx import Nginx
 from tests.launching import free_port
-from tests.split.conftest import Side, Start, assert_same, train_here, wait_for, weights_of
+from tests.split.conftest import Side, Start, assert_same, slow_loading, train_here, wait_for, weights_of
 from tests.split.test_serve_and_feed import COMMON, words
 
 from distributed_training import Config, CPULoader, GPUTrainer
@@ -51,27 +51,28 @@ def link_of(loader: Side) -> str:
 
 
 def test_the_training_is_that_of_one_machine_though_the_gpu_side_is_killed(start: Start) -> None:
-    own = words(
-        free_port(), "training.epochs=8", "checkpoint.every_steps=10", "run.name=fed", "feed.shared_memory=false"
-    )
-    own.append("feed.checkpoints_home=off")
-    (loader,) = start(["feed", *own, "--listen", "--workers=2", "network.cpu_host=0.0.0.0"])
-    link = PairingLink.parse(link_of(loader))
-    assert link.carrier == "ws"
-    assert link.fingerprint is not None
-    to = str(PairingLink("127.0.0.1", link.port, link.token, link.fingerprint, "ws"))
-    (server,) = start(["serve", *own, "--connect", to])
-    wait_for(lambda: len(list(Path("runs/fed/checkpoints").glob("step-*"))) > 1, lambda: server.screen)
-    server.signal(signal.SIGKILL)
-    server.end()
+    with slow_loading() as slowly:
+        training = ["training.epochs=8", slowly]
+        own = words(free_port(), *training, "checkpoint.every_steps=10", "run.name=fed", "feed.shared_memory=false")
+        own.append("feed.checkpoints_home=off")
+        (loader,) = start(["feed", *own, "--listen", "--workers=2", "network.cpu_host=0.0.0.0"])
+        link = PairingLink.parse(link_of(loader))
+        assert link.carrier == "ws"
+        assert link.fingerprint is not None
+        to = str(PairingLink("127.0.0.1", link.port, link.token, link.fingerprint, "ws"))
+        (server,) = start(["serve", *own, "--connect", to])
+        wait_for(lambda: len(list(Path("runs/fed/checkpoints").glob("step-*"))) > 1, lambda: server.screen)
+        server.signal(signal.SIGKILL)
+        server.end()
     (server,) = start(["serve", "--resume", "auto", "--connect", to])
     said = server.end()
     assert "calling the loader at 127.0.0.1" in said
     assert "Training completed" in said
     assert "loaded " in loader.end()
-    train_here(*COMMON, "training.epochs=8", "run.name=here")
+    train_here(*COMMON, *training, "run.name=here")
     assert_same(weights_of("runs/fed"), weights_of("runs/here"))
-    assert audit(RunDirectory(Path("runs/fed"))).problem == ""
+    proof = audit(RunDirectory(Path("runs/fed")))
+    assert (proof.problem, proof.resumes) == ("", 1)
 
 
 def test_from_python_with_a_tunnel_to_the_loader(start: Start, in_tmp: Path) -> None:
