@@ -56,7 +56,7 @@ def test_no_more_threads_than_cores_and_none_before_they_are_needed() -> None:
     helpers.gather(stored(IDS[:10]), np.zeros(28_000, np.uint8))
     assert running() == before, "28 KB are not worth it"
     helpers.gather(stored(), np.zeros(1_400_000, np.uint8))
-    assert running() == before + 2
+    assert before < running() <= before + 2, "a quick one may take both parts"
     helpers.close()
     end = time.monotonic() + 30
     while running() > before:

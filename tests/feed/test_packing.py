@@ -13,8 +13,8 @@ from tests.wire.pair import carry, opened
 
 from distributed_training.data import ArrayDataset, Plan
 from distributed_training.data.base import Share
-from distributed_training.data.nested import split_sizes
 from distributed_training.data.steps import read_blocks, read_steps
+from distributed_training.feed.arrivals import Run
 from distributed_training.feed.packing import RUN, pack
 from distributed_training.feed.tensors import as_tensor
 from distributed_training.wire import Batch
@@ -29,19 +29,25 @@ DATA: dict[str, Any] = {
 }
 
 
-def received(dataset: ArrayDataset, plan: Plan, share: Share, gathered: bool, run: int) -> Iterator[tuple[int, Any]]:
+def received(dataset: ArrayDataset, plan: Plan, share: Share, gathered: bool, most: int) -> Iterator[tuple[int, Any]]:
     """(step, data) of an epoch, sent and received."""
     lease = Lease(1, 0, 0, plan.steps_per_epoch, share.rank, share.ranks, 1.0)
     server, worker = opened()
     for block in read_blocks(dataset, plan, share, 0, 0, plan.steps_per_epoch, gathered=gathered):
-        packed = pack(lease, block, 0.5, run)
+        packed = pack(lease, block, 0.5, most)
         assert sum(batch.steps for batch in packed) == len(block.steps)
         worker.send_batches(1, packed)
     for event in carry(server, worker)[0]:
         assert isinstance(event, Batch)
         data = event.data(as_tensor)
         rows = len(event.ids) // event.steps
-        yield from enumerate(split_sizes(data, [rows] * event.steps) if event.steps > 1 else [data], event.step)
+        if event.steps == 1:
+            yield event.step, data
+            continue
+        run, middle = Run(event.ids.reshape(event.steps, rows), data, rows, Share().batch), (event.steps + 1) // 2
+        for step, batch in enumerate(run.cut(0, middle) + run.cut(middle, event.steps), event.step):
+            assert batch.ids.tolist() == event.ids[(step - event.step) * rows :][:rows].tolist()
+            yield step, batch.data
 
 
 @pytest.mark.parametrize("kind", DATA)

@@ -12,7 +12,7 @@ from distributed_training.feed.sequencer import Grant, Sequencer
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(
-            ["join", "leave", "want", "grant", "bring", "bring", "bring", "late", "release", "take", "seek", "evict"]
+            ["join", "leave", "want", "grant", "bring", "bring", "run", "late", "release", "take", "seek", "evict"]
         ),
         st.integers(0, 3),
         st.integers(0, 1000),
@@ -30,6 +30,7 @@ class World:
         self.sequencer.horizon = horizon
         self.sequencer.seek(0, 0, epochs)
         self.held: dict[str, list[tuple[int, int, int]]] = {}
+        self.runs: dict[int, int] = {}  # steps that came as part of a run: the first step of it
         self.position = 0
 
     def do(self, action: str, who: int, number: int) -> None:
@@ -67,9 +68,23 @@ class World:
         elif action == "bring" and held:
             _, epoch, step = held.pop(number % len(held))
             sequencer.arrived(name, epoch, step, (epoch, step), self.now)
+        elif action == "run" and held:
+            self._bring_run(name, number)
         elif action == "release" and held:
             lease, _, step = held.pop()
             sequencer.released(name, lease, step)
+
+    def _bring_run(self, name: str, number: int) -> None:
+        """Neighbouring steps of a lease in one piece, an item for all."""
+        held = self.held[name]
+        at = number % len(held)
+        run = [entry for k, entry in enumerate(held[at : at + 4]) if entry == (*held[at][:2], held[at][2] + k)]
+        del held[at : at + len(run)]
+        _, epoch, first = run[0]
+        first_index, before = epoch * self.steps + first, self.sequencer.depth
+        new = self.sequencer.arrived(name, epoch, first, (epoch, first), self.now, len(run))
+        assert self.sequencer.depth == before + new
+        self.runs |= {first_index + k: first_index for k in range(len(run))}
 
     def check(self, grant: Grant) -> None:
         """A lease is within one epoch and the horizon."""
@@ -83,7 +98,7 @@ class World:
         """Everything that leaves is the next step, and holds what was brought for it."""
         for index, item in self.sequencer.take(most):
             assert index == self.position
-            assert item == divmod(index, self.steps)
+            assert item in (divmod(index, self.steps), divmod(self.runs.get(index, -1), self.steps))
             self.position += 1
 
     def finish(self) -> None:
@@ -122,6 +137,20 @@ def test_of_two_arrivals_the_first_counts() -> None:
     assert sequencer.take(9) == [(0, "from a")]
     assert not sequencer.arrived("b", 0, 0, "too late", 0.0)
     assert sequencer.duplicates == 2
+
+
+def test_of_a_run_those_steps_count_that_are_needed() -> None:
+    sequencer: Sequencer[str] = Sequencer(8)
+    sequencer.seek(0, 0, 1)
+    sequencer.horizon = 8
+    for name in ("a", "b"):
+        sequencer.join(name, 0.0)
+    assert sequencer.arrived("a", 0, 0, "one", 0.0) == 1
+    assert sequencer.take(9) == [(0, "one")]
+    assert sequencer.arrived("a", 0, 3, "four", 0.0) == 1
+    assert sequencer.arrived("b", 0, 0, "run", 0.0, 5) == 3
+    assert sequencer.duplicates == 2
+    assert sequencer.take(9) == [(1, "run"), (2, "run"), (3, "four"), (4, "run")]
 
 
 def test_a_late_lease_goes_to_another_and_is_taken_back_when_that_brings_it() -> None:
@@ -199,7 +228,7 @@ def test_short_leases_are_not_followed_by_short_ones_for_ever() -> None:
     sequencer: Sequencer[int] = Sequencer(100_000, lease=10.0, shortest_lease=1.0)
     sequencer.seek(0, 0, 1)
     sequencer.join("worker", 0.0)
-    sequencer.want("worker", 256)
+    sequencer.want("worker", 512)
     sequencer.horizon, now = 4, 0.0  # as at the beginning of a training: leases of a step or two
     leases: deque[Grant] = deque()
     lengths = []
@@ -210,12 +239,12 @@ def test_short_leases_are_not_followed_by_short_ones_for_ever() -> None:
         lengths.append(begun.last - begun.first)
         sequencer.want("worker", lengths[-1])  # as a worker asks: for as many as it begins
         for step in range(begun.first, begun.last):
-            now += 0.001
+            now += 0.0001
             sequencer.arrived("worker", 0, step, step, now)
         sequencer.take(1000)
         sequencer.horizon = min(4096, sequencer.horizon * 2)
     assert lengths[0] == 1
-    assert set(lengths[-30:]) == {64}
+    assert set(lengths[-30:]) == {256}
 
 
 def test_the_last_steps_are_lent_though_they_are_no_whole_lease() -> None:

@@ -10,12 +10,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
-from distributed_training.data.base import Share
+from distributed_training.data.base import Batch, Share
 from distributed_training.data.plan import PLAN_VERSION, Plan
-from distributed_training.feed.arrivals import Arrival, BadSample, Peer
+from distributed_training.feed.arrivals import Arrival, BadSample, Outcome, Peer
 from distributed_training.feed.credit import Credit
 from distributed_training.feed.figures import Counts, Figures
 from distributed_training.feed.horizon import Horizon
@@ -171,9 +173,10 @@ class Hub:
             sequencer, was_ready = self.sequencer, self.sequencer.ready
             self._counts.bytes += self._credit.arrived(peer.window, total)
             for arrival in arrivals:
-                self._counts.loading += arrival.seconds
-                if sequencer.arrived(peer.name, arrival.epoch, arrival.step, arrival, now):
-                    self._credit.waiting += arrival.size
+                self._counts.loading += arrival.seconds * arrival.steps
+                new = sequencer.arrived(peer.name, arrival.epoch, arrival.step, arrival, now, arrival.steps)
+                if new:
+                    self._credit.waiting += arrival.size * new
                     self._largest = max(arrival.size, int(self._largest * 0.999))
                     self._last_arrival = now
             self.keeping.publish(arrivals)
@@ -210,7 +213,7 @@ class Hub:
                     logger.warning("%s", bad.as_skipped())
                 return
             index = epoch * self.sequencer.steps_per_epoch + step
-            self.sequencer.put(index, Arrival(epoch, step, 0, error=bad.as_error()))
+            self.sequencer.put(index, Arrival(epoch, step, 0, bad.as_error()))
             self._lock.notify_all()
 
     def step_ids(self, epoch: int, step: int) -> np.ndarray:
@@ -218,8 +221,8 @@ class Hub:
         assert self._ids is not None
         return self._ids(epoch, step)
 
-    def run_ids(self, epoch: int, first: int, steps: int) -> list[np.ndarray]:
-        """Ids of each of some neighbouring steps."""
+    def run_ids(self, epoch: int, first: int, steps: int) -> np.ndarray | list[np.ndarray]:
+        """Ids of each of some neighbouring steps; as a matrix where all have the same number."""
         assert self._ids is not None
         return self._ids.run(epoch, first, steps)
 
@@ -318,8 +321,9 @@ class Hub:
         with self._lock:
             return self.sequencer.ready
 
-    def take(self, most: int, *, patient: bool = False) -> list[tuple[int, Arrival]]:
-        """The next steps in order, waiting for the first of them. What was taken before may be forgotten now.
+    def take(self, most: int, *, patient: bool = False) -> list[Outcome]:
+        """What there is for the next steps, in order; waits for the first of them. What was taken before may be
+        forgotten now.
 
         A wish to stop ends the wait by StoppedWaiting: at once, or, where it is `patient`, if the step does not come
         soon.
@@ -339,9 +343,13 @@ class Hub:
             sequencer.horizon = self._horizon.steps
             self._wake_hungry()
             self._wake_blocked()
-        arrivals = [(index, arrival or self.keeping.arrival(index)) for index, arrival in taken]
-        self._counts.samples += sum([len(arrival.batch.ids) for _, arrival in arrivals if arrival.batch is not None])
-        return arrivals
+        outcomes: list[Outcome] = []
+        for arrival, together in groupby(taken, itemgetter(1)):
+            indexes = [index for index, _ in together]
+            step = indexes[0] % sequencer.steps_per_epoch
+            outcomes += (arrival or self.keeping.arrival(indexes[0])).outcomes(step, step + len(indexes))
+        self._counts.samples += sum([batch.rows for batch in outcomes if isinstance(batch, Batch)])
+        return outcomes
 
     def _wait(self, what: str, grace: float) -> None:
         """Until the next step is here. The lock is held, and let go while waiting."""

@@ -81,18 +81,19 @@ class Keeping:
         """Such a step."""
         assert self.cache is not None
         epoch, step = divmod(index, self._steps_per_epoch)
-        return Arrival(epoch, step, 0, batch=self.cache.batch(epoch, step, self._share(), self.allocate))
+        return Arrival(epoch, step, 0, self.cache.batch(epoch, step, self._share(), self.allocate))
 
-    def keep(self, first: int, ids: list[np.ndarray], data: Any) -> None:
-        """Neighbouring steps came, with these samples each. Called without the hub's lock."""
+    def keep(self, first: int, steps: int, ids: np.ndarray, data: Any) -> None:
+        """Neighbouring steps came, with these samples in all. Called without the hub's lock."""
         if self.cache is not None:
-            self.cache.keep(first, len(ids), np.concatenate(ids), data)
+            self.cache.keep(first, steps, ids, data)
 
     def publish(self, arrivals: list[Arrival]) -> None:
         """These arrivals are known to the hub, whose lock is held: what was kept of them may be used."""
         if self.cache is not None:
             for arrival in arrivals:
-                self.cache.publish(arrival.epoch, arrival.step)
+                for step in range(arrival.step, arrival.step + arrival.steps):
+                    self.cache.publish(arrival.epoch, step)
 
     def own(self, share: Share, step_ids: np.ndarray, data: Any) -> Batch:
         """The batch of this side from the part of a step that came."""

@@ -105,9 +105,11 @@ class PlannedIds:
             return self._validation.ids(0, step - self._last)
         return self._plan.span(epoch, step, step + 1)
 
-    def run(self, epoch: int, first: int, steps: int) -> list[np.ndarray]:
-        """Ids of each of some neighbouring steps."""
+    def run(self, epoch: int, first: int, steps: int) -> np.ndarray | list[np.ndarray]:
+        """Ids of each of some neighbouring steps; as a matrix where all have the same number."""
         if first + steps > self._last:
             return [self(epoch, step) for step in range(first, first + steps)]
         ids, size = self._plan.span(epoch, first, first + steps), self._plan.batch_size
+        if len(ids) == steps * size:
+            return ids.reshape(steps, size)
         return [ids[at : at + size] for at in range(0, len(ids), size)]

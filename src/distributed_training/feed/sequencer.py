@@ -10,7 +10,7 @@ once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
@@ -18,7 +18,8 @@ Item = TypeVar("Item")
 
 _LEASE_SPAN = 0.2  # seconds of work in one lease
 _HELD_SPAN = 1.0  # and in all leases of a worker: more than any link needs to ask for the next one
-_LONGEST = 64  # steps in one lease; 256 cost small batches in shared memory a tenth
+_LONGEST = 256  # steps in one lease: each lease takes time from training
+_UNTRIED = 64  # steps that a worker may hold while its speed is not known, in leases of one each
 _AT_ONCE = 3  # leases' worth of steps that a worker may hold: one being loaded, one on its way, one in hand
 _LATE = 4.0  # times what a lease should take
 _PATIENCE = 4.0  # times longer where something of it is coming
@@ -95,8 +96,7 @@ class Sequencer(Generic[Item]):
         self.position = epoch * self.steps_per_epoch + step
         self.end = max(self.position, epochs * self.steps_per_epoch)
         self._items = {i: item for i, item in self._items.items() if self.position <= i < self._limit}
-        for index in [i for i in self._holders if not self.position <= i < self._limit]:
-            self._settle(index)
+        self._settle([i for i in self._holders if not self.position <= i < self._limit])
         self._fresh, self._again = self.position, []
         for own in self._workers.values():
             for lease in own.leases.values():
@@ -152,8 +152,7 @@ class Sequencer(Generic[Item]):
         """Have this as the item of a step, whoever was to load it."""
         if self.position <= index < self.end:
             self._items.setdefault(index, item)
-            if index in self._holders:
-                self._settle(index)
+            self._settle([index])
 
     def evict(self) -> Item | None:
         """Throw away the item that is needed last, to make room; it will be loaded again."""
@@ -198,23 +197,23 @@ class Sequencer(Generic[Item]):
             return None
         return self._lend(own, indexes, now)
 
-    def arrived(self, worker: str, epoch: int, step: int, item: Item, now: float) -> bool:
-        """A step came. False where it is of no use: it came before, or nobody needs it now."""
-        index = epoch * self.steps_per_epoch + step
+    def arrived(self, worker: str, epoch: int, step: int, item: Item, now: float, steps: int = 1) -> int:
+        """A step came, or several in one piece, which is the item of each; how many are of use. The others came before,
+        or nobody needs them now."""
+        first = epoch * self.steps_per_epoch + step
         own = self._workers.get(worker)
         if own is not None:
-            own.counted += 1
+            own.counted += steps
             own.busy = now - own.since
             own.stalled = False
             if own.busy >= (_MEASURED if own.speed is not None else _AT_FIRST):
                 self._measure(own, now)
-        if not (self.position <= index < self.end) or index in self._items:
-            self.duplicates += 1
-            return False
-        self._items[index] = item
-        if index in self._holders:
-            self._settle(index, by=own)
-        return True
+        needed = range(max(first, self.position), min(first + steps, self.end))
+        new = [index for index in needed if index not in self._items]
+        self.duplicates += steps - len(new)
+        self._items.update(dict.fromkeys(new, item))
+        self._settle(new, by=own)
+        return len(new)
 
     def released(self, worker: str, lease: int, first: int) -> None:
         """A worker gives back the steps of a lease from `first` on (a step within its epoch)."""
@@ -265,13 +264,13 @@ class Sequencer(Generic[Item]):
         a long horizon, what is needed much later at the expense of what is needed next.
         """
         if len(self._workers) == 1:
-            return self.horizon
+            return self.horizon if own.speed is not None else min(self.horizon, _UNTRIED)
         known = [w.speed for w in self._workers.values() if w.speed is not None]
         mean = sum(known) / len(known) if known else 1.0
         total = sum([w.speed if w.speed is not None else mean for w in self._workers.values()])
         part = (own.speed if own.speed is not None else mean) / total if total > 0 else 1.0
         most = self.horizon * part
-        return max(2, round(most if own.speed is None else min(most, own.speed * _HELD_SPAN)))
+        return max(2, round(min(most, own.speed * _HELD_SPAN if own.speed is not None else _UNTRIED)))
 
     def _chunk(self, own: _Worker) -> int:
         """Steps in one lease: some tenths of a second of work, so that a worker that is lost takes little with it."""
@@ -363,12 +362,13 @@ class Sequencer(Generic[Item]):
                 del self._holders[index]
             heapq.heappush(self._again, index)
 
-    def _settle(self, index: int, by: _Worker | None = None) -> None:
-        """Nobody needs to load this step any more."""
-        for lease in self._holders.pop(index):
-            self._drop(lease, index)
-            if lease.worker is not by and not lease.open:
-                self._cancelled.append((lease.worker.name, lease.number))
+    def _settle(self, indexes: Sequence[int], by: _Worker | None = None) -> None:
+        """Nobody needs to load these steps any more."""
+        for index in indexes:
+            for lease in self._holders.pop(index, ()):
+                self._drop(lease, index)
+                if lease.worker is not by and not lease.open:
+                    self._cancelled.append((lease.worker.name, lease.number))
 
     def _drop(self, lease: _Lease, index: int) -> None:
         lease.open.discard(index)

@@ -93,11 +93,9 @@ class FeedSource(BatchSource):
             taken = self._hub.take(last - step, patient=patient)
             taken.reverse()
             while taken:
-                _, arrival = taken.pop()  # not kept here: its memory is to be free when the loop is done with it
-                if arrival.error is not None:
-                    raise arrival.error
-                batch, arrival = arrival.batch, None  # type: ignore[assignment]
-                assert batch is not None
+                batch = taken.pop()  # not kept here: its memory is to be free when the loop is done with it
+                if not isinstance(batch, Batch):
+                    raise batch
                 self._at_hand = len(taken)
                 yield step, batch
                 del batch

@@ -33,7 +33,7 @@ from distributed_training.wire.messages import Lease, Release, SampleFailed
 
 logger = logging.getLogger(__name__)
 
-_ASK = 256  # steps that a worker is ready to take; the GPU side gives it fewer if that suits better
+_ASK = 512  # steps that a worker is ready to take; the GPU side gives it fewer if that suits better
 _MOST = 512  # batches in one frame
 _DETAILS = 4096  # numbers outside tensors in one frame
 _SOON = 0.002  # seconds after which a frame goes as it is, if there is nothing else to send

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from distributed_training._version import __version__
 from distributed_training.data.base import Batch, Share
-from distributed_training.data.nested import split_sizes
-from distributed_training.feed.arrivals import Arrival
+from distributed_training.feed.arrivals import Arrival, Run
 from distributed_training.feed.compression import CODECS, decompress
 from distributed_training.feed.guests import Guest
 from distributed_training.feed.homecoming.courier import Courier
@@ -83,7 +83,7 @@ class WorkerGuest(Guest):
         if isinstance(event, WireBatch):
             if not self.session.leaving:
                 self._check(event)
-                self._arrivals += [self._arrival(event)] if event.steps == 1 else self._run(event)
+                self._arrivals.append(self._arrival(event) if event.steps == 1 else self._run(event))
         elif isinstance(event, Request):
             self._hub.wants(self, event.steps)
         elif isinstance(event, Release):
@@ -130,22 +130,17 @@ class WorkerGuest(Guest):
         if batch.compressed:
             decompress(batch)
 
-    def _run(self, run: WireBatch) -> list[Arrival]:
-        """Neighbouring steps that came in one piece, each a view of its rows."""
-        hub, share, epoch = self._hub, Share(run.rank, run.ranks), run.epoch
-        whole = hub.run_ids(epoch, run.step, run.steps)
-        own = [ids[share.rows(len(ids))] for ids in whole] if share.ranks > 1 else whole
-        rows = len(run.buffers[0]) // 8 // run.steps
-        if any(len(ids) != rows for ids in own) or bytes(run.buffers[0]) != b"".join([ids.data for ids in own]):
+    def _run(self, run: WireBatch) -> Arrival:
+        """Neighbouring steps that came in one piece; its ids are those of the plan."""
+        hub, share, steps = self._hub, Share(run.rank, run.ranks), run.steps
+        whole = hub.run_ids(run.epoch, run.step, steps)
+        rows = len(run.buffers[0]) // 8 // steps
+        if not _same_ids(run.buffers[0], whole, share, rows):
             raise self._not_planned(run)
-        size, seconds = run.raw_size // run.steps, run.seconds / run.steps
         data = run.data(as_tensor)
-        hub.keeping.keep(run.step, own, data)
-        parts = split_sizes(data, [rows] * run.steps)
-        return [
-            Arrival(epoch, step, size, seconds, hub.keeping.own(share, ids, part))
-            for step, (ids, part) in enumerate(zip(whole, parts), run.step)
-        ]
+        hub.keeping.keep(run.step, steps, run.ids, data)
+        content = Run(whole, data, rows, partial(hub.keeping.own, share))
+        return Arrival(run.epoch, run.step, run.raw_size // steps, content, run.seconds / steps, steps)
 
     def _arrival(self, batch: WireBatch) -> Arrival:
         """A batch of tensors that are views of the memory it was received into; its ids are those of the plan."""
@@ -154,12 +149,12 @@ class WorkerGuest(Guest):
         ids = step_ids[share.rows(len(step_ids))] if share.ranks > 1 else step_ids
         data = batch.data(as_tensor)
         if bytes(batch.buffers[0]) == ids.tobytes():
-            hub.keeping.keep(batch.step, [ids], data)
+            hub.keeping.keep(batch.step, 1, ids, data)
             whole = hub.keeping.own(share, step_ids, data)
         else:
             rest = self._without_failed(batch, ids)
             whole = Batch(rest, data, skipped=ids[~np.isin(ids, rest)])
-        return Arrival(batch.epoch, batch.step, batch.raw_size, batch.seconds, whole)
+        return Arrival(batch.epoch, batch.step, batch.raw_size, whole, batch.seconds)
 
     def _without_failed(self, batch: WireBatch, planned: np.ndarray) -> np.ndarray:
         """The ids of a batch that lacks samples which could not be loaded; anything else is not what the plan says."""
@@ -186,6 +181,15 @@ class WorkerGuest(Guest):
         if event.reason is Reason.SAMPLE and last is not None:  # no part of the step can be had
             self._hub.sample_failed(self, last.epoch, last.step, last.sample, last.text, final=True)
         self._hub.released(self, event.lease, event.first)
+
+
+def _same_ids(came: memoryview, whole: np.ndarray | list[np.ndarray], share: Share, rows: int) -> bool:
+    """Whether a run has this share of the planned steps, so many rows of each."""
+    if isinstance(whole, np.ndarray):
+        own = whole[:, share.rows(whole.shape[1])]
+        return own.shape[1] == rows and bytes(came) == own.tobytes()
+    parts = [ids[share.rows(len(ids))] for ids in whole]
+    return all(len(ids) == rows for ids in parts) and bytes(came) == b"".join([ids.data for ids in parts])
 
 
 def _too_few(join: Join, ranks: int) -> Refused | None:
