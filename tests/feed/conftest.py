@@ -18,6 +18,7 @@ import pytest
 from tests.feed.runs import Pack
 from tests.launching import ROOT, environment
 
+from distributed_training.feed import FeedServer
 from distributed_training.feed.homecoming.parcels import Parcel
 
 
@@ -67,6 +68,14 @@ def until(seconds: float) -> Iterator[None]:
     while time.monotonic() < end:
         yield
         time.sleep(0.01)
+
+
+def connected(server: FeedServer, count: int, seconds: float = 20) -> None:
+    """Wait until so many workers are connected."""
+    for _ in until(seconds):
+        if server.figures().loaders == count:
+            return
+    raise AssertionError(f"{server.figures().loaders} of {count} workers are connected")
 
 
 StartLoader = Callable[..., LoaderProcess]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.feed.conftest import LoaderProcess, StartLoader, until
+from tests.feed.conftest import LoaderProcess, StartLoader, connected, until
 from tests.feed.datasets import make_dataset, make_plan
 from tests.feed.test_feed import QUICK, fingerprint, local
 from tests.feed.test_training import Killing, local_training, network
@@ -49,10 +49,7 @@ def test_the_training_is_that_with_local_data_though_workers_die(start_loader: S
     net = network()
     with caller(link) as server:
         trainer(net, Killing(loader)).train(server.source(), epochs=2)
-        for _ in until(20):
-            if server.figures().loaders == 3:  # as many connections as it has workers
-                break
-        assert server.figures().loaders == 3
+        connected(server, 3)  # as many connections as it has workers
     assert "exit code 0" in loader.wait()
     assert_same_weights(net, local_training())
 

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
-from tests.feed.conftest import StartLoader
+from tests.feed.conftest import StartLoader, connected
 from tests.feed.datasets import make_dataset, make_plan
 from tests.feed.test_feed import QUICK, fingerprint, local, server_for
 from tests.launching import free_port
@@ -73,6 +73,7 @@ def test_all_is_well(safe: FeedServer) -> None:
 def test_beside_a_training_it_disturbs_nothing(start_loader: StartLoader) -> None:
     with server_for("slow", epochs=2) as server:
         start_loader(server.link(), "slow", workers=2)
+        connected(server, 2)
         batches = server.source().batches(0)
         seen = [next(batches) for _ in range(2)]
         found: list[Diagnosis] = []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
 from tests.feed import attackers
-from tests.feed.conftest import StartLoader, until
+from tests.feed.conftest import StartLoader, connected, until
 from tests.feed.test_feed import fingerprint, local, server_for
 
 from distributed_training.feed import FeedServer, FeedSettings, PairingLink
@@ -27,14 +28,6 @@ def refused(server: FeedServer, count: int) -> None:
         if server.figures().refused >= count:
             return
     raise AssertionError(f"{server.figures().refused} of {count} were refused")
-
-
-def loaders(server: FeedServer, count: int) -> None:
-    """Wait until so many workers are connected."""
-    for _ in until(10):
-        if server.figures().loaders == count:
-            return
-    raise AssertionError(f"{server.figures().loaders} of {count} workers are connected")
 
 
 @pytest.mark.parametrize("token", [None, b"not the token of this run"], ids=["no token", "wrong token"])
@@ -80,6 +73,16 @@ def test_off_this_machine_token_and_certificate_are_made(start_loader: StartLoad
         assert fingerprint(server.source().batches(0, 50)) == local("arrays", 0, 50)
 
 
+def test_a_greeting_that_takes_its_time_is_answered_when_it_comes() -> None:
+    patient = replace(STRICT, authentication=60.0)
+    with server_for("arrays", token=new_token(), settings=patient) as server:
+        connection = attackers.guest(server)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            time.sleep(0.3)  # the server has looked for it, and waits
+            attackers.carry(sock, connection, lambda: connection.authenticated)
+            assert not server.figures().refused
+
+
 def test_only_allowed_hosts_may_connect(caplog: pytest.LogCaptureFixture) -> None:
     with server_for("arrays", allow="192.0.2.7") as server:
         with socket.create_connection(("127.0.0.1", server.port)) as stranger:
@@ -94,7 +97,7 @@ def test_strangers_do_not_disturb_training(start_loader: StartLoader, caplog: py
         start_loader(server.link(), workers=2)
         batches = server.source().batches(0)
         seen = [next(batches) for _ in range(5)]
-        loaders(server, 2)
+        connected(server, 2)
         address = ("127.0.0.1", server.port)
         for number in range(60):  # more than may be half open, and than may come from one address
             sock = strangers.enter_context(socket.create_connection(address))
@@ -107,7 +110,7 @@ def test_strangers_do_not_disturb_training(start_loader: StartLoader, caplog: py
         assert fingerprint(seen + list(batches)) == local("arrays")
         refused(server, 60)
         assert fingerprint(server.source().batches(1)) == local("arrays", 1)
-        loaders(server, 3)
+        connected(server, 3)
         assert "refused a connection from 127.0.0.1" in caplog.text
 
 
@@ -147,7 +150,7 @@ def test_an_attack_is_refused_and_training_goes_on(
         attack(server)
         assert fingerprint(seen + list(batches)) == local("arrays")
         assert fingerprint(server.source().batches(1)) == local("arrays", 1)
-        loaders(server, 1)
+        connected(server, 1)
         (line,) = [line for line in caplog.messages if said in line]
         assert "127.0.0.1:" in line
         assert line.isprintable()

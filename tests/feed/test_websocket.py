@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 from tests.feed.channels import carry
-from tests.feed.conftest import StartLoader
+from tests.feed.conftest import StartLoader, connected
 from tests.feed.proxy import CuttingProxy
 from tests.feed.test_feed import QUICK, fingerprint, local, server_for
-from tests.feed.test_security import STRICT, loaders, refused
+from tests.feed.test_security import STRICT, refused
 from tests.feed.test_training import local_training, network
 from tests.training.examples import assert_same_weights, trainer
 
@@ -229,7 +229,7 @@ def test_strangers_that_speak_http_are_turned_away(start_loader: StartLoader, ca
                 assert heard.decode("latin-1").startswith(answer), (said, heard)
                 assert answer or not heard
         refused(server, len(STRANGERS))
-        loaders(server, 1)
+        connected(server, 1)
         assert fingerprint(seen + list(batches)) == local("arrays")
         assert "refused a connection from 127.0.0.1" in caplog.text
 

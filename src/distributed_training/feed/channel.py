@@ -90,6 +90,7 @@ class Channel:
         self._poll.register(self._wakes, select.POLLIN)
         self._registered = 0
         self._least = 1
+        self._drained = False
         self._out: list[Sendable] = []
         self._sent = 0  # bytes of the first view that are gone
         self._flags = 0
@@ -161,7 +162,9 @@ class Channel:
                 return self._read_records(self._socket, buffers[0])
             if len(buffers) > 1:
                 return self._socket.recvmsg_into(buffers, 0, self._flags)[0]
-            return self._socket.recv_into(buffers[0], 0, self._flags)
+            size = self._socket.recv_into(buffers[0], 0, self._flags)
+            self._drained = 0 < size < len(buffers[0]) or size >= _WORTH_WAKING
+            return size
         except (BlockingIOError, ssl.SSLWantReadError):
             return None
         except ssl.SSLWantWriteError:
@@ -169,6 +172,11 @@ class Channel:
             return None
         except ssl.SSLEOFError:
             return 0
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing more is likely to be here, by what was read last: then to `wait` costs less than to look."""
+        return self._drained and self._wrapping is None
 
     def _read_records(self, sock: ssl.SSLSocket, buffer: memoryview) -> int:
         """As many records as are here and fit. OpenSSL gives one at a time; each return to the caller costs more."""
@@ -299,28 +307,34 @@ class Channel:
 
     # -- waiting
 
-    def wait(self, seconds: float, missing: int = 0) -> None:
+    def wait(self, seconds: float, missing: int = 0) -> bool:
         """Until something can be received, or sent if there is something to send; until woken; until time is over.
+        Whether it was one of the last two.
 
         While so many bytes are `missing` of a payload, a few of them are not worth waking up for.
         """
+        self._drained = False
         if isinstance(self._socket, ssl.SSLSocket) and self._socket.pending():
-            return
+            return seconds <= 0
         least = max(1, min(missing, _WORTH_WAKING)) if not self._tls else 1
         if least != self._least:
             self._least = least
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
-        self._wait(select.POLLIN | (select.POLLOUT if self._out else 0) | self._wanted_by_tls, seconds)
+        return self._wait(select.POLLIN | (select.POLLOUT if self._out else 0) | self._wanted_by_tls, seconds)
 
-    def _wait(self, events: int, seconds: float) -> None:
+    def _wait(self, events: int, seconds: float) -> bool:
         if events != self._registered:
             self._poll.register(self._socket, events)
             self._registered = events
-        for number, _ in self._poll.poll(max(0.0, seconds) * 1000):
+        found = self._poll.poll(max(0.0, seconds) * 1000)
+        woken = seconds <= 0 or not found  # a peer that sends all the time must not keep this side from its duties
+        for number, _ in found:
             if number == self._wakes:
                 with suppress(BlockingIOError):
                     os.read(self._wakes, 4096)
                 self._awake = False  # not before: a byte written in between would be lost
+                woken = True
+        return woken
 
     def wake(self) -> None:
         """End a `wait`, from another thread."""

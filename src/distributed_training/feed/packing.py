@@ -20,7 +20,7 @@ from distributed_training.wire.tensors import describe
 
 RUN = 4 << 20
 """Bytes of small batches that travel together: enough for what each frame costs, few enough for a cache."""
-_MOST = 256  # steps in one run
+_MOST = 64  # steps in one run
 
 
 def pack(lease: Lease, block: Block, seconds: float, run: int = RUN) -> list[PackedBatch]:

@@ -167,14 +167,12 @@ class Session:
         connection, channel, answered = self.connection, self._channel, False
         first = not channel.wrapped
         while not connection.closed:
-            size = channel.receive_into(connection.get_buffer())
+            size = None if channel.drained else channel.receive_into(connection.get_buffer())
             if size is None:
                 self._burst_over()
-                if not answered:
+                if not answered or channel.pending:
                     self._answer()
-                if not connection.closed:
-                    channel.wait(self._patience(), connection.missing)
-                answered = False
+                answered = connection.closed or not channel.wait(self._patience(), connection.missing)
                 continue
             if size == 0:
                 connection.receive_eof()
@@ -187,7 +185,7 @@ class Session:
                         self._upgrade(bytes(connection.get_buffer()[:size]))
                         continue
                 connection.buffer_updated(size)
-            if self._take_events():
+            if self._take_events() or not self.admitted:  # a handshake answers without an event
                 self._answer()
                 answered = True
         self._say_last()
