@@ -2,9 +2,9 @@
 
 Each seed trains a small network on batches of two loader workers whose connections go through a proxy, which cuts the
 first of them after a random number of bytes: in the handshake, in a header, in the middle of a batch. By turns over
-sockets, shared memory and TLS, with rows that are gathered first and rows that are sent from where they lie. The
-weights must be those of a training on local data, to the last bit, and the ledger must show every sample exactly once
-an epoch.
+sockets, shared memory, TLS and sockets into which the C library sends aside, with rows that are gathered first and
+rows that are sent from where they lie. The weights must be those of a training on local data, to the last bit, and the
+ledger must show every sample exactly once an epoch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from distributed_training.runtime.run_directory import RunDirectory
 from distributed_training.verify.audit import audit
 
 EPOCHS = 2
-CARRIERS = ("sockets", "shared memory", "TLS")
+CARRIERS = ("sockets", "shared memory", "TLS", "aside")
 SETTINGS = FeedSettings(deadline=60.0, absence=60.0, lease=5.0, shortest_lease=0.3, silence=6.0, authentication=2.0)
 WIDTHS = {"arrays": 20, "many": 100, "wide": 800}
 CUTS = {"arrays": (6, 20_000), "many": (8, 1_000_000), "wide": (8, 2_000_000)}
@@ -83,6 +83,7 @@ def attempt(seed: int, dataset: str, start: Callable[..., Any], folder: Path, ex
             dataset,
             workers=2,
             shared_memory=carrier == "shared memory",
+            aside=carrier == "aside",
         )
         trainer(net, run_dir=folder).train(server.source(), epochs=EPOCHS)
     weights = net.state_dict()

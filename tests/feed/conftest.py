@@ -105,14 +105,17 @@ class Nursery:
         namespace: str | None = None,
         home: Path | None = None,
         spare_cores: int | None = None,
+        aside: bool = False,
         **settings: Any,
     ) -> LoaderProcess:
         """Start a loader, in a network namespace if one is named; below `home` it keeps a copy of the run.
 
-        `spare_cores`: from so many cores on other threads may help the one that loads.
+        `spare_cores`: from so many cores on other threads may help the one that loads. `aside`: frames are sent so,
+        whatever is quicker.
         """
         order = {"dataset": dataset, "batch_size": batch_size, "workers": workers, "settings": settings}
         order |= {} if spare_cores is None else {"spare_cores": spare_cores}
+        order |= {"aside": True} if aside else {}
         order |= {"link": [str(one) for one in link] if isinstance(link, list) else str(link), "log": str(log)}
         assert self._process.stdin is not None
         assert self._process.stdout is not None

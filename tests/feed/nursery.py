@@ -1,7 +1,8 @@
 """A process that starts loaders for tests, each a fork of itself: torch is imported once, no thread of a test forked.
 
 Reads a JSON object a line: {"dataset", "batch_size", "link", "workers", "settings", "log", "namespace", "home"},
-and where both ways to send are to be tried "spare_cores"; answers with the loader's process id.
+where both ways to send are to be tried "spare_cores", where frames are to be sent aside whatever is quicker "aside";
+answers with the loader's process id.
 """
 
 from __future__ import annotations
@@ -54,9 +55,12 @@ def _load(order: dict) -> None:
         if order.get("home"):
             home = Home(Path(order["home"]), "copy", CheckpointConfig(), limit=1 << 30, always=True)
         if "spare_cores" in order:
-            helper_choice._CORES = helper_choice._CORES_IF_QUICK = order["spare_cores"]
+            helper_choice._CORES = helper_choice._CORES_IF_BUSY = order["spare_cores"]
             helper_choice._FRAMES, helper_choice._SECONDS = 2, 0.0
             gathering._LARGE = 1
+        if order.get("aside"):
+            helper_choice._CORES, helper_choice._LARGE = 1, 1
+            helper_choice._FRAMES, helper_choice._SECONDS, helper_choice._GAIN = 1, 0.0, 0.0
         Loader(dataset, plan, _way(order["link"]), workers=order["workers"], settings=settings, home=home).run()
         code = 0
     except DistributedTrainingError as error:

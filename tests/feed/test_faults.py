@@ -83,8 +83,8 @@ def undisturbed(dataset: str) -> dict[str, Tensor]:
     return feed_faults.reference(dataset)
 
 
-# Sockets, shared memory, TLS, and rows sent from where they lie; `benchmarks/feed_faults.py` has many more.
-@pytest.mark.parametrize(("seed", "dataset"), [(0, "arrays"), (1, "arrays"), (2, "arrays"), (0, "wide")])
+# Sockets, shared memory, TLS, aside, and rows sent from where they lie; `benchmarks/feed_faults.py` has many more.
+@pytest.mark.parametrize(("seed", "dataset"), [(0, "arrays"), (1, "arrays"), (2, "arrays"), (3, "many"), (0, "wide")])
 def test_connections_cut_anywhere(start_loader: StartLoader, in_tmp: Path, seed: int, dataset: str) -> None:
     outcome = feed_faults.attempt(seed, dataset, start_loader, Path("run"), undisturbed(dataset))
     assert outcome.problem == ""

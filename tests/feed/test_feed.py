@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tests.contract.batch_source import BatchSourceContract
@@ -89,6 +91,22 @@ def test_what_other_threads_help_to_bring_is_the_same(start_loader: StartLoader,
         loader = start_loader(server.link(), name, shared_memory=shared, spare_cores=1)
         for epoch in range(epochs):
             assert fingerprint(server.source().batches(epoch)) == local(name, epoch)
+    assert "exit code 0" in loader.wait()
+
+
+@pytest.mark.parametrize("name", ["long views", "many", "wide", "large"])
+def test_what_is_sent_aside_is_the_same(start_loader: StartLoader, name: str) -> None:
+    with server_for(name, epochs=2) as server:
+        loader = start_loader(server.link(), name, shared_memory=False, aside=True)
+        worker, most = psutil.Process(loader.workers(1)[0]), 0
+        for epoch in range(2):
+            batches = []
+            for batch in server.source().batches(epoch):
+                batches.append(batch)
+                with suppress(psutil.NoSuchProcess):  # it leaves when all is sent
+                    most = max(most, worker.num_threads())
+            assert fingerprint(batches) == local(name, epoch)
+        assert most >= 3, "the thread that loads, the connection's, and one of the C library"
     assert "exit code 0" in loader.wait()
 
 

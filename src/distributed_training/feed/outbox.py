@@ -60,8 +60,8 @@ class Outbox:
     """One connection of a worker. The loading thread calls `next_lease` and `put`; all else happens in this thread.
 
     Except sending: while this thread waits, the loading thread sends what it puts itself, as far as the system takes it
-    at once. To wake another thread for each frame takes the interpreter from loading, again and again. Where there are
-    cores to spare that may be worth it for large frames: see `HelperChoice`.
+    at once. To wake another thread for each frame takes the interpreter from loading, again and again. Large frames may
+    be left to a thread of the C library, which needs none, where that is quicker: see `HelperChoice`.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Outbox:
         self._left = 0.0
         self._home = home
         self._choice = HelperChoice()
-        self._choice.possible = self._choice.possible and self._channel.learn_patience()
+        self._choice.possible = self._choice.possible and self._channel.allow_aside()
         for event in joined.early:
             self._event(event)
 
@@ -129,7 +129,7 @@ class Outbox:
 
     @property
     def aside(self) -> bool:
-        """Whether the connection's own thread sends, while the loading thread goes on."""
+        """Whether what is put is sent while the loading thread goes on."""
         return self._choice.helped
 
     def next_lease(self, seconds: float) -> Lease | None:
@@ -159,26 +159,32 @@ class Outbox:
         """Have the thread look for something to send."""
         self._channel.wake()
 
-    def put(self, frame: Frame, *, quick: bool = False) -> None:
-        """Have a frame sent; waits while too much is held already. `quick`: see `HelperChoice.put`."""
+    def put(self, frame: Frame, *, busy: bool = False) -> None:
+        """Have a frame sent; waits while too much is held already. `busy`: see `HelperChoice.put`."""
+        if frame.place is None:
+            self._choice.put(time.monotonic(), frame.size, busy=busy)
+        while self._must_wait(frame.size):
+            if self._channel.wait_aside(1.0):
+                self._send_here()
+            else:
+                with self._changed:  # the other thread checks the link's silence, so the wait ends
+                    self._changed.wait_for(lambda: not self._must_wait(frame.size), 1.0)
+        self._check()
         with self._changed:
-            while self._frames and self._held + frame.size > self._memory and not self._over:
-                self._changed.wait(1.0)  # this thread checks the link's silence, so the wait ends
-            self._check()
             self._frames.append(frame)
             self._held += frame.size
-        if frame.place is None and self._choice.put(time.monotonic(), frame.size, quick=quick):
-            self._channel.wake()
-        else:
-            self._send_here()
+        self._send_here()
+
+    def _must_wait(self, size: int) -> bool:
+        return bool(self._frames) and self._held + size > self._memory and not self._over
 
     def _send_here(self) -> None:
         """Send in the calling thread what can be sent at once; leave the rest, and all trouble, to the other one."""
         if not self._channel.encrypted and self._driving.acquire(blocking=False):
             try:
                 self._send_what_may_go()
-                if not self._channel.pending:
-                    return
+                if not self._channel.pending or (self._channel.goes_aside and not self._frames):
+                    return  # else the other thread looks after the rest
             except (OSError, PeerError):
                 pass  # the other thread finds the same, and knows what to do
             finally:
@@ -225,7 +231,8 @@ class Outbox:
             logger.exception("the connection to %s failed on this side", self._address)
             self._fail(LostError(f"{self._address}: {type(error).__name__}: {error}"))
         finally:
-            self._channel.close()
+            with self._driving:
+                self._channel.close()
             with self._changed:
                 self._frames.clear()
 
@@ -251,7 +258,7 @@ class Outbox:
         while not connection.closed:
             size = channel.receive_into(connection.get_buffer())
             if size is None:
-                self._send_what_may_go(patient=self._choice.helped)
+                self._send_what_may_go()
                 return
             self._heard = time.monotonic()
             self.received_bytes += size
@@ -313,14 +320,14 @@ class Outbox:
         if not self.finished and not self._closing:
             raise LostError(f"{self._address} said goodbye: {goodbye.text}")
 
-    def _send_what_may_go(self, *, patient: bool = False) -> None:
+    def _send_what_may_go(self) -> None:
         connection, channel = self._connection, self._channel
         while True:
             while self._messages and connection.is_open:
                 connection.send(self._messages.popleft())
             channel.queue(connection.data_to_send())
-            self.sent_bytes += channel.flush(patient=patient)
-            if channel.pending or not connection.is_open or not (self._queue_frame() or self._queue_chunk()):
+            self.sent_bytes += channel.flush(aside=self._choice.helped)
+            if channel.full or not connection.is_open or not (self._queue_frame() or self._queue_chunk()):
                 break
         self._link.note(time.monotonic(), self.sent_bytes, self._link_is_slow)
         if self._closing and not self._left and connection.is_open:
@@ -332,7 +339,7 @@ class Outbox:
     @property
     def _link_is_slow(self) -> bool:
         """Whether something waits for the link; credit comes as fast as the link does, too."""
-        return self._channel.pending or bool(self._frames)
+        return self._channel.behind or bool(self._frames)
 
     def _queue_chunk(self) -> bool:
         """Hand the next part of a file to the connection, if one was asked for and credit allows."""

@@ -14,7 +14,7 @@ import sys
 
 import numpy as np
 
-from distributed_training.feed.channel import Read
+from distributed_training.feed.outgoing import Read
 
 MESSAGE = 1 << 20
 """Bytes of the longest message that is sent: some tunnels hold a message until it is whole."""

@@ -295,8 +295,8 @@ class _Sending:
             self.flush()
 
     def _settle(self, packed: PackedBatch) -> None:
-        """Put together what is not sent from where it lies. Where another thread sends, gathering is this one's part of
-        the work: two copies, one beside the other, take less time than one of rows that no cache has."""
+        """Put together what is not sent from where it lies. Where frames are sent aside, gathering is left to this
+        thread: two copies, one beside the other, take less time than one of rows that no cache has."""
         least = max(self.least, _ROW_APART) if self.outbox.aside else self.least
         start = time.perf_counter()
         packed.buffers = [settled(buffer, least) for buffer in packed.buffers]  # type: ignore[misc]
@@ -316,14 +316,14 @@ class _Sending:
             self._batches, self._size, self._steps, self._details = [], 0, 0, 0
             if self._arena is not None:
                 start, loose = time.perf_counter(), _any_loose(batches)
-                self._choice.put(start, size, quick=self._quick)
+                self._choice.put(start, size, busy=self._quick)
                 place = self._arena.write(batches) if size >= _INLINE else None
                 if place is None:
                     for packed in batches:
                         packed.buffers = [gathered(buffer) for buffer in packed.buffers]
                 if loose:
                     self._took(batches, time.perf_counter() - start)
-            self.outbox.put(Frame(self.lease, batches, size, place), quick=self._quick)
+            self.outbox.put(Frame(self.lease, batches, size, place), busy=not self.rows)
 
     def close(self) -> None:
         """Let go of shared memory and of who writes there."""
