@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from distributed_training.feed.helper_choice import HelperChoice
 
 FRAME = 1 << 20
@@ -50,3 +52,22 @@ def test_what_was_found_is_found_anew_when_it_changes() -> None:
             now += aside if choice.put(now, FRAME) else 0.003
         found.append(choice.helped)
     assert found == [True, False, True]
+
+
+def test_a_connection_that_begins_slowly_says_nothing_of_a_way() -> None:
+    choice, now = HelperChoice(16), 0.0
+    for frame in range(1000):
+        cold = 0.006 if frame < 10 else 0.0
+        now += cold + (0.0022 if choice.put(now, FRAME) else 0.002)
+    assert not choice.helped
+
+
+def test_what_slows_some_turns_down_does_not_decide() -> None:
+    numbers = random.Random(0)
+    for here, aside in ((0.002, 0.003), (0.003, 0.002)):
+        choice, now, slow = HelperChoice(16), 0.0, 1.0
+        for frame in range(4000):
+            if frame % 20 == 0:
+                slow = numbers.choice([1.0, 1.0, 2.0])
+            now += slow * (aside if choice.put(now, FRAME) else here)
+        assert choice.helped == (aside < here)

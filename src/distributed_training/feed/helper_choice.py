@@ -15,8 +15,10 @@ _CORES, _CORES_IF_BUSY = 3, 2
 Samples that are loaded one by one keep their thread so busy that help pays on the receiver's core, too."""
 _LARGE = 256 << 10  # bytes of a frame that may be worth it
 _FRAMES, _SECONDS = 8, 0.04  # of one turn, at least
-_TRIED = 4  # turns, both ways alike
-_KEPT = 60  # turns until both are tried again
+_TURNS = (False, True, True, False, False, True)
+"""With help or without. The best turn of each counts: a connection begins slowly, and whatever else the machine does
+makes turns slower, never faster."""
+_KEPT = 90  # turns until both are tried again
 _GAIN = 1.05  # times as much must be sent, or the loading thread is left alone: training may be what sets the pace
 
 
@@ -49,13 +51,13 @@ class HelperChoice:
         return self.helped
 
     def _turn_over(self, now: float, seconds: float) -> None:
-        if self._turn < _TRIED:
-            self._rates[self.helped] += self._bytes / seconds
+        if self._turn < len(_TURNS):
+            self._rates[self.helped] = max(self._rates[self.helped], self._bytes / seconds)
         self._turn += 1
-        if self._turn < _TRIED:
-            self.helped = not self.helped
-        elif self._turn == _TRIED:
+        if self._turn < len(_TURNS):
+            self.helped = _TURNS[self._turn]
+        elif self._turn == len(_TURNS):
             self.helped = self._rates[True] > _GAIN * self._rates[False]
         elif self._turn >= _KEPT:
-            self._turn, self.helped, self._rates = 0, False, {False: 0.0, True: 0.0}
+            self._turn, self.helped, self._rates = 0, _TURNS[0], {False: 0.0, True: 0.0}
         self._since, self._frames, self._bytes = now, 0, 0
