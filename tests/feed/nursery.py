@@ -19,7 +19,7 @@ from tests.feed.datasets import make_dataset, make_plan
 from tests.feed.namespaces import enter
 
 from distributed_training.config import CheckpointConfig
-from distributed_training.feed import Loader, LoaderSettings, gathering, helper_choice
+from distributed_training.feed import Loader, LoaderSettings, gathering, helper_choice, outbox
 from distributed_training.feed.answering import HomeDoor
 from distributed_training.feed.homecoming.home import Home
 from distributed_training.runtime.errors import DistributedTrainingError
@@ -55,11 +55,11 @@ def _load(order: dict) -> None:
         if order.get("home"):
             home = Home(Path(order["home"]), "copy", CheckpointConfig(), limit=1 << 30, always=True)
         if "spare_cores" in order:
-            helper_choice._CORES = helper_choice._CORES_IF_BUSY = order["spare_cores"]
+            helper_choice._CORES = helper_choice._CORES_IF_QUICK = order["spare_cores"]
             helper_choice._FRAMES, helper_choice._SECONDS = 2, 0.0
             gathering._LARGE = 1
         if order.get("aside"):
-            helper_choice._CORES, helper_choice._LARGE = 1, 1
+            helper_choice._CORES, helper_choice._CORES_IF_QUICK, helper_choice.LARGE, outbox.LARGE = 1, 1, 1, 1
             helper_choice._FRAMES, helper_choice._SECONDS, helper_choice._GAIN = 1, 0.0, 0.0
         Loader(dataset, plan, _way(order["link"]), workers=order["workers"], settings=settings, home=home).run()
         code = 0

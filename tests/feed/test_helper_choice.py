@@ -10,12 +10,12 @@ FRAME = 1 << 20
 
 
 def shares(
-    here: float, aside: float, *, cores: int = 16, size: int = FRAME, frames: int = 3000, busy: bool = False
+    here: float, aside: float, *, cores: int = 16, size: int = FRAME, frames: int = 3000, quick: bool = False
 ) -> float:
     """The share of frames that are left to the other thread, where a frame takes so many seconds either way."""
     choice, now, left = HelperChoice(cores), 100.0, 0
     for _ in range(frames):
-        if choice.put(now, size, busy=busy):
+        if choice.put(now, size, quick=quick):
             left += 1
             now += aside
         else:
@@ -35,13 +35,13 @@ def test_without_a_gain_the_loading_thread_sends() -> None:
 
 def test_there_is_no_choice_without_a_core_to_spare_nor_for_small_frames() -> None:
     assert shares(0.003, 0.001, cores=2) == 0
-    assert shares(0.003, 0.001, cores=1, busy=True) == 0
+    assert shares(0.003, 0.001, cores=1, quick=True) == 0
     assert shares(0.003, 0.001, size=64 << 10) == 0
 
 
 def test_samples_that_are_loaded_need_no_third_core() -> None:
-    assert shares(0.003, 0.002, cores=2, busy=True) > 0.9
-    assert shares(0.002, 0.003, cores=2, busy=True) < 0.1
+    assert shares(0.003, 0.002, cores=2, quick=True) > 0.9
+    assert shares(0.002, 0.003, cores=2, quick=True) < 0.1
 
 
 def test_what_was_found_is_found_anew_when_it_changes() -> None:

@@ -20,7 +20,7 @@ from distributed_training.data.torch_dataset import fetch
 _IDS_AT_ONCE = 2**15
 _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2**20
-_SECONDS_AT_ONCE = 0.005
+_SECONDS_AT_ONCE, _SECONDS_AT_ONCE_ALONE = 0.005, 0.02  # in any process, and in one that only loads
 # Python collects garbage after some hundred new objects. Many more samples would outlive that and be promoted, until a
 # collection goes through everything there is: with 512 rows that took a quarter of the time of cheap ones. In a process
 # that only loads there is nothing to go through but samples: what was there when it was forked does not count.
@@ -127,7 +127,9 @@ def steps_fetched_together(dataset: Dataset, plan: Plan, at_once: int = _BYTES_A
         return 1
     most = at_once // max(dataset.sample_bytes * plan.batch_size, 1)
     if dataset.sample_seconds:
-        most_rows = _ROWS_AT_ONCE_ALONE if claimed_generators() else _ROWS_AT_ONCE
-        rows = min(most_rows, int(_SECONDS_AT_ONCE / dataset.sample_seconds))
+        alone = claimed_generators() is not None
+        most_rows = _ROWS_AT_ONCE_ALONE if alone else _ROWS_AT_ONCE
+        seconds = _SECONDS_AT_ONCE_ALONE if alone else _SECONDS_AT_ONCE
+        rows = min(most_rows, int(seconds / dataset.sample_seconds))
         most = min(most, rows // plan.batch_size)
     return max(1, min(_STEPS_AT_ONCE, most))

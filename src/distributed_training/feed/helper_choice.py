@@ -1,19 +1,20 @@
-"""Whether other threads help a worker's loading thread: to send over a socket, or to gather in shared memory.
+"""Whether other threads help a worker's loading thread: to gather in shared memory, or to send rows over a socket.
 
-What is sent aside is copied into the socket while the next frame is loaded, or gathered: rows in memory go right into
-the socket where no other thread sends. To gather in several threads needs cores that may be training's. Whether that
-pays depends on the frames, the dataset and the cores there are: both ways are tried by turns, and the quicker one is
-kept for a while. Has no clock of its own.
+Rows in memory go right into a socket; to be sent aside, while the next ones are gathered, they are gathered first. To
+gather in several threads needs cores that may be training's. Whether that pays depends on the frames, the dataset and
+the cores there are: both ways are tried by turns, and the quicker one is kept for a while. Has no clock of its own.
 """
 
 from __future__ import annotations
 
 import os
 
-_CORES, _CORES_IF_BUSY = 3, 2
+_CORES, _CORES_IF_QUICK = 3, 2
 """Cores from which on both ways are tried: the loading thread and the receiver have two, if it is on this machine.
-Samples that are loaded one by one keep their thread so busy that help pays on the receiver's core, too."""
-_LARGE = 256 << 10  # bytes of a frame that may be worth it
+Samples that are loaded one by one, each quickly, keep their thread so busy that help pays on the receiver's core, too;
+where each takes long there is little to gain, and the interpreter changes hands too often."""
+LARGE = 256 << 10
+"""Bytes of a frame that may be worth it."""
 _FRAMES, _SECONDS = 8, 0.04  # of one turn, at least
 _TURNS = (False, True, True, False, False, True)
 """With help or without. The best turn of each counts: a connection begins slowly, and whatever else the machine does
@@ -27,7 +28,7 @@ class HelperChoice:
 
     def __init__(self, cores: int | None = None) -> None:
         self.cores = len(os.sched_getaffinity(0)) if cores is None else cores
-        self.possible = self.cores >= _CORES_IF_BUSY
+        self.possible = self.cores >= _CORES_IF_QUICK
         """Whether there is ever anything to choose."""
         self.helped = False
         """Whether other threads help now."""
@@ -35,12 +36,12 @@ class HelperChoice:
         self._since: float | None = None
         self._rates = {False: 0.0, True: 0.0}
 
-    def put(self, now: float, size: int, *, busy: bool = False) -> bool:
+    def put(self, now: float, size: int, *, quick: bool = False) -> bool:
         """A frame of so many bytes is ready; whether it, or the next one, is to have help.
 
-        `busy`: to load what is in it takes longer than the receiver has to do with it.
+        `quick`: what is in it was loaded quickly, but not only gathered from rows in memory.
         """
-        if not self.possible or size < _LARGE or (self.cores < _CORES and not busy):
+        if not self.possible or size < LARGE or (self.cores < _CORES and not quick):
             return False
         if self._since is None:
             self._since = now

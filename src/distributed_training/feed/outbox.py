@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from distributed_training.feed.helper_choice import HelperChoice
+from distributed_training.feed.helper_choice import LARGE, HelperChoice
 from distributed_training.feed.joining import Joined, LostError
 from distributed_training.feed.link_rate import LinkRate
 from distributed_training.feed.pairing import PairingLink
@@ -60,8 +60,8 @@ class Outbox:
     """One connection of a worker. The loading thread calls `next_lease` and `put`; all else happens in this thread.
 
     Except sending: while this thread waits, the loading thread sends what it puts itself, as far as the system takes it
-    at once. To wake another thread for each frame takes the interpreter from loading, again and again. Large frames may
-    be left to a thread of the C library, which needs none, where that is quicker: see `HelperChoice`.
+    at once. To wake another thread for each frame takes the interpreter from loading, again and again. Large frames
+    are left to a thread of the C library, which needs none; those of rows in memory where that is quicker.
     """
 
     def __init__(
@@ -97,7 +97,9 @@ class Outbox:
         self._left = 0.0
         self._home = home
         self._choice = HelperChoice()
-        self._choice.possible = self._choice.possible and self._channel.allow_aside()
+        self._may_leave = self._choice.possible and self._channel.allow_aside()
+        self.aside = False
+        """Whether what is put is sent while the loading thread goes on."""
         for event in joined.early:
             self._event(event)
 
@@ -127,11 +129,6 @@ class Outbox:
         """Whether the system takes bytes from many places in one call."""
         return self._channel.scatters
 
-    @property
-    def aside(self) -> bool:
-        """Whether what is put is sent while the loading thread goes on."""
-        return self._choice.helped
-
     def next_lease(self, seconds: float) -> Lease | None:
         """The next lease; None if none came in this time."""
         with self._changed:
@@ -159,10 +156,14 @@ class Outbox:
         """Have the thread look for something to send."""
         self._channel.wake()
 
-    def put(self, frame: Frame, *, busy: bool = False) -> None:
-        """Have a frame sent; waits while too much is held already. `busy`: see `HelperChoice.put`."""
-        if frame.place is None:
-            self._choice.put(time.monotonic(), frame.size, busy=busy)
+    def put(self, frame: Frame, *, loaded: bool = False) -> None:
+        """Have a frame sent; waits while too much is held already. `loaded`: it holds not only rows of memory.
+
+        What was loaded is in one piece, so nothing is lost by leaving it to another thread.
+        """
+        if frame.place is None and self._may_leave:
+            large = frame.size >= LARGE
+            self.aside = large and (loaded or self._choice.put(time.monotonic(), frame.size))
         while self._must_wait(frame.size):
             if self._channel.wait_aside(1.0):
                 self._send_here()
@@ -326,7 +327,7 @@ class Outbox:
             while self._messages and connection.is_open:
                 connection.send(self._messages.popleft())
             channel.queue(connection.data_to_send())
-            self.sent_bytes += channel.flush(aside=self._choice.helped)
+            self.sent_bytes += channel.flush(aside=self.aside)
             if channel.full or not connection.is_open or not (self._queue_frame() or self._queue_chunk()):
                 break
         self._link.note(time.monotonic(), self.sent_bytes, self._link_is_slow)

@@ -316,14 +316,14 @@ class _Sending:
             self._batches, self._size, self._steps, self._details = [], 0, 0, 0
             if self._arena is not None:
                 start, loose = time.perf_counter(), _any_loose(batches)
-                self._choice.put(start, size, busy=self._quick)
+                self._choice.put(start, size, quick=self._quick)
                 place = self._arena.write(batches) if size >= _INLINE else None
                 if place is None:
                     for packed in batches:
                         packed.buffers = [gathered(buffer) for buffer in packed.buffers]
                 if loose:
                     self._took(batches, time.perf_counter() - start)
-            self.outbox.put(Frame(self.lease, batches, size, place), busy=not self.rows)
+            self.outbox.put(Frame(self.lease, batches, size, place), loaded=not self.rows)
 
     def close(self) -> None:
         """Let go of shared memory and of who writes there."""
