@@ -162,8 +162,8 @@ class Outbox:
         What was loaded is in one piece, so nothing is lost by leaving it to another thread.
         """
         if frame.place is None and self._may_leave:
-            large = frame.size >= LARGE
-            self.aside = large and (loaded or self._choice.put(time.monotonic(), frame.size))
+            worth_it = frame.size >= LARGE or self._channel.goes_aside
+            self.aside = worth_it and (loaded or self._choice.put(time.monotonic(), frame.size))
         while self._must_wait(frame.size):
             if self._channel.wait_aside(1.0):
                 self._send_here()
