@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from tests.feed.channels import carry
+from tests.feed.channels import carry, read
 
 from distributed_training.data.base import StoredRows
 from distributed_training.feed import sending_aside
@@ -56,7 +56,7 @@ def test_here_and_aside_by_turns_all_arrives_in_order(ends: Ends, seed: int) -> 
     parts = some(numbers, 20)
     got = bytearray()
     whole = b"".join(parts)
-    reading = threading.Thread(target=lambda: got.extend(read(receiver, len(whole))))
+    reading = threading.Thread(target=lambda: got.extend(read(receiver, len(whole), 1 << 20)))
     reading.start()
     gone = 0
     for part in parts:
@@ -70,19 +70,6 @@ def test_here_and_aside_by_turns_all_arrives_in_order(ends: Ends, seed: int) -> 
     assert bytes(got) == whole
 
 
-def read(receiver: Channel, size: int) -> bytes:
-    got, buffer, end = bytearray(), memoryview(bytearray(1 << 20)), time.monotonic() + 30
-    while len(got) < size:
-        assert time.monotonic() < end
-        count = receiver.receive_into(buffer)
-        if count is None:
-            receiver.wait(0.05)
-        else:
-            assert count
-            got += buffer[:count]
-    return bytes(got)
-
-
 def test_the_caller_goes_on_while_a_peer_does_not_read(ends: Ends) -> None:
     sender, receiver = ends
     data = random.Random(0).randbytes(32 << 20)  # more than sockets hold
@@ -92,6 +79,7 @@ def test_the_caller_goes_on_while_a_peer_does_not_read(ends: Ends) -> None:
     assert sender.goes_aside
     assert sender.pending
     assert sender.full
+    assert sender.bytes_aside == len(data)
     assert sender.wait_aside(0.05)
     assert time.monotonic() - start < 10
     sender.flush(aside=True)
@@ -100,6 +88,7 @@ def test_the_caller_goes_on_while_a_peer_does_not_read(ends: Ends) -> None:
     sender.flush()  # nothing may come before what is on its way
     assert carry(sender, receiver, len(data) + 8, 1 << 20) == data + b"after it"
     until_gone(sender)
+    assert sender.bytes_aside == 0
     assert not sender.pending
     assert not sender.wait_aside(1.0), "there is nothing to wait for"
 

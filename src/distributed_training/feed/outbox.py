@@ -177,7 +177,8 @@ class Outbox:
         self._send_here()
 
     def _must_wait(self, size: int) -> bool:
-        return bool(self._frames) and self._held + size > self._memory and not self._over
+        held = self._held + self._channel.bytes_aside
+        return held > 0 and held + size > self._memory and not self._over
 
     def _send_here(self) -> None:
         """Send in the calling thread what can be sent at once; leave the rest, and all trouble, to the other one."""

@@ -224,6 +224,11 @@ class Outgoing:
         """Whether bytes are on their way that were left to that thread. Nobody hears of it when they have gone."""
         return self._aside is not None and self._aside.busy
 
+    @property
+    def bytes_aside(self) -> int:
+        """How many of those there are, in memory that is not free yet."""
+        return self._aside.size if self._aside is not None else 0
+
     def wait_aside(self, seconds: float) -> bool:
         """Until some of those have gone; from any thread. False where there are none."""
         return self._aside is not None and self._aside.wait(seconds)
