@@ -24,7 +24,7 @@ class Arena:
     def __init__(self) -> None:
         self.room = torch.zeros(2**22, dtype=torch.uint8)
         self.used = self.copies = 0
-        self.memory = Memory(self.empty, self.copy)
+        self.memory = Memory(self.empty, self.copy, self.holds)
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize

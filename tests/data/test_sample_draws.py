@@ -14,11 +14,11 @@ from tests.data.test_torch_dataset import Squares
 
 from distributed_training.data import generator_states, randomness
 from distributed_training.data.arrays import ArrayDataset
+from distributed_training.data.collating import collate_samples
 from distributed_training.data.randomness import global_generators_kept
 from distributed_training.data.torch_dataset import (
     PreprocessedDataset,
     TorchDataset,
-    collate_samples,
 )
 from distributed_training.runtime.errors import DataError
 

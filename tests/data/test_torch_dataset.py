@@ -13,12 +13,12 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset, TensorDataset,
 from torch.utils.data import Dataset as TorchBase
 
 from distributed_training.data.arrays import ArrayDataset
+from distributed_training.data.collating import collate_samples
 from distributed_training.data.nested import tensors_in
 from distributed_training.data.torch_dataset import (
     PreprocessedDataset,
     TorchDataset,
     as_dataset,
-    collate_samples,
     fetch,
 )
 from distributed_training.runtime.errors import DataError

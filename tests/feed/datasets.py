@@ -75,6 +75,22 @@ class _Views:
         return self.rows[index], self.more[index].T, self.arrays[index], float(index), index % 7, np.int32(index)
 
 
+class UsesMemoryAgain:
+    """Samples that lie in memory for so many, which is used again for later ones: good for one batch."""
+
+    def __init__(self, samples: int = 600, room: int = 16, width: int = 300) -> None:
+        self.samples, self.asked = samples, 0
+        self.rows, self.array = torch.empty(room, width), np.empty((room, 5), np.int64)
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
+        at, self.asked = self.asked % len(self.rows), self.asked + 1
+        self.rows[at], self.array[at] = float(index), -index
+        return self.rows[at], index, self.array[at]
+
+
 class _Stepwise:
     """Samples whose length depends on the step of the first epoch that they are in."""
 
@@ -100,6 +116,7 @@ _MAKERS: dict[str, Any] = {
     "views": lambda: as_dataset(_Views()),
     "long views": lambda: as_dataset(_Views(width=30_000)),
     "stepwise": lambda: as_dataset(_Stepwise()),
+    "used again": lambda: as_dataset(UsesMemoryAgain()),
     "slow": lambda: as_dataset(_Samples(seconds=0.002)),
     "encoded": lambda: as_dataset(_Encoded()),
     "bad": lambda: as_dataset(_Samples(bad=(37,))),

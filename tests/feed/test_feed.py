@@ -83,6 +83,21 @@ def test_samples_that_are_alike_only_within_a_step_arrive_too(start_loader: Star
     assert "exit code 0" in loader.wait()
 
 
+@pytest.mark.parametrize("shared", [True, False], ids=["shared memory", "sockets"])
+def test_samples_whose_memory_is_used_again_after_a_batch_are_what_they_were(
+    start_loader: StartLoader, shared: bool
+) -> None:
+    with server_for("used again", epochs=2) as server:
+        loader = start_loader(server.link(), "used again", shared_memory=shared)
+        for epoch in range(2):
+            for _, batch in server.source().batches(epoch):
+                row, label, array = batch.data
+                assert label.tolist() == batch.ids.tolist()
+                assert torch.equal(row, label[:, None].expand(-1, 300).float())
+                assert torch.equal(array, -label[:, None].expand(-1, 5))
+    assert "exit code 0" in loader.wait()
+
+
 @pytest.mark.parametrize("shared", [True, False], ids=["gather in shared memory", "send"])
 @pytest.mark.parametrize("name", ["long views", "many", "wide", "large"])
 def test_what_other_threads_help_to_bring_is_the_same(start_loader: StartLoader, name: str, shared: bool) -> None:

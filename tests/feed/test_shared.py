@@ -85,6 +85,101 @@ def test_samples_that_are_not_alike_leave_their_place_free() -> None:
     arena.close()
 
 
+def loaded(arena: Arena, rows: int, width: int = 3000) -> tuple[PackedBatch, list[torch.Tensor]]:
+    """Samples that are put together where the arena says."""
+    memory = arena.room(rows, width * 4 + 8)
+    assert memory is not None
+    data = [memory.empty((rows, width), dtype=torch.float32), memory.empty((rows,), dtype=torch.int64)]
+    data[0].copy_(torch.arange(rows)[:, None].expand(-1, width))
+    data[1].copy_(-torch.arange(rows))
+    return pack_batch(0, 0, np.arange(rows) + 7, data, adapt=as_raw), data
+
+
+def check(segments: Segments, place: tuple[int, int] | None, rows: int, size: int, width: int = 3000) -> None:
+    """That the batch of `loaded` lies there."""
+    assert place is not None
+    memory = segments.locate(*place, size)
+    assert memory is not None
+    ids = -(-rows * 8 // 64) * 64
+    numbers = torch.frombuffer(memory[ids : ids + rows * width * 4], dtype=torch.float32).view(rows, width)
+    at = ids + -(-rows * width * 4 // 64) * 64
+    assert torch.frombuffer(memory[: rows * 8], dtype=torch.int64).tolist() == list(range(7, 7 + rows))
+    assert numbers.unique(dim=1).flatten().tolist() == list(range(rows))
+    assert torch.frombuffer(memory[at : at + rows * 8], dtype=torch.int64).tolist() == [-row for row in range(rows)]
+
+
+def test_samples_that_are_put_together_in_their_place_stay_there() -> None:
+    arena, segments = Arena(8 << 20), Segments()
+    assert arena.finish([packed(1)]) is None, "nothing was to be put together there"
+    for rows in (1, 5, 16):
+        batch, data = loaded(arena, rows)
+        size = batch.size
+        place = arena.finish([batch])
+        check(segments, place, rows, size)
+        assert torch.equal(data[1], -torch.arange(rows)), "there was no other copy"
+        data[0].zero_()
+        assert place is not None
+        memory = segments.locate(*place, size)
+        assert memory is not None
+        assert not any(memory[128 : 128 + 12000]), "so who looks there sees a change"
+    arena.close()
+
+
+@pytest.mark.parametrize("how", ["another order", "another batch beside it", "more than was said", "other ids"])
+def test_what_does_not_lie_as_it_is_sent_is_written_as_ever(how: str) -> None:
+    arena, segments = Arena(8 << 20), Segments()
+    batch, data = loaded(arena, 16)
+    batches = [batch]
+    if how == "another order":
+        batch.buffers[1:] = batch.buffers[:0:-1]
+    elif how == "another batch beside it":
+        batches.append(packed(3))
+    elif how == "other ids":
+        batches = [pack_batch(0, 0, np.arange(3), data, adapt=as_raw)]
+    else:
+        memory = arena.room(2, 100)
+        assert memory is not None
+        data = [memory.empty((200_000,), dtype=torch.float32).fill_(2.0)]
+        batches = [pack_batch(0, 0, np.arange(2), data, adapt=as_raw)]
+    expected = [bytes(buffer) for one in batches for buffer in one.buffers]  # type: ignore[arg-type]
+    size = sum(one.size for one in batches)
+    assert arena.finish(batches) is None
+    data[0].zero_()  # that memory is for others now
+    place = arena.write(batches)
+    assert place is not None
+    memory = segments.locate(*place, size)
+    assert memory is not None
+    at = 0
+    for part in expected:
+        assert bytes(memory[at : at + len(part)]) == part
+        at += -(-len(part) // 64) * 64
+    arena.close()
+
+
+def test_a_slot_whose_samples_never_came_is_free_again_and_nobody_else_writes_there() -> None:
+    arena, segments = Arena(2 << 20), Segments()
+    for _ in range(50):
+        loaded(arena, 16)  # those of a lease that was taken back meanwhile
+    batch, _ = loaded(arena, 16)
+    size, others = batch.size, []
+    while (place := arena.write([packed(9)])) is not None:
+        others.append(place)
+    assert len(set(others)) == len(others) > 1
+    check(segments, arena.finish([batch]), 16, size)
+    arena.close()
+
+
+def test_without_room_there_is_none() -> None:
+    arena = Arena(1 << 20)
+    assert arena.room(1000, 12_008) is None
+    assert arena.finish([packed(1)]) is None
+    held = 0
+    while arena.room(10, 5000) is not None and arena.write([packed(2)]) is not None:
+        held += 1
+    assert held
+    arena.close()
+
+
 def test_a_place_that_is_none_is_refused(tmp_path: Path) -> None:
     arena, segments = Arena(1 << 20), Segments()
     place = arena.write([packed(1)])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from distributed_training.data.placing import Memory
     from distributed_training.data.plan import Plan
 
 
@@ -59,17 +60,22 @@ class Dataset(ABC):
         """
         return None
 
-    def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
-        """The samples of several steps as one batch, where `sample_bytes` is known: cut into steps it must be what
-        they would be one by one. None where it would not. The key is that of a `KeyedDataset`."""
+    def fetch_steps(self, ids: np.ndarray, key: int, sizes: Sequence[int], memory: Memory) -> Any:
+        """The samples of several steps, of so many rows each, as one batch, where `sample_bytes` is known: cut into
+        steps it must be what they would be one by one. None where it would not. The key is that of a `KeyedDataset`.
+
+        What has to be put together may be made in `memory`: whoever has use for that looks whether it was.
+        """
         return self.fetch(ids)
 
     def fetch_loose(self, ids: np.ndarray, key: int) -> Any:
-        """As `fetch_steps`, with `LooseRows` in place of tensors that would have to be put together first.
+        """The samples of one step, with `LooseRows` in place of tensors that would have to be put together first; None
+        as for `fetch_steps`.
 
-        Whoever only passes a batch on puts them together where they are to lie.
+        Whoever only passes a batch on puts them together where they are to lie, before he asks for anything else: a
+        dataset may use their memory again.
         """
-        return self.fetch_steps(ids, key)
+        return self.fetch(ids)
 
     def expect(self, plan: Plan, share: Share, epoch: int, start: int) -> None:  # noqa: B027 (for those that prepare)
         """A loader is about to read this share of an epoch from step `start` on."""
@@ -237,5 +243,8 @@ class KeyedDataset(Dataset):
         """The samples with a fixed key: what evaluation sees."""
         return self.fetch_keyed(ids, 0)
 
-    def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
+    def fetch_steps(self, ids: np.ndarray, key: int, sizes: Sequence[int], memory: Memory) -> Any:
+        return self.fetch_keyed(ids, key)
+
+    def fetch_loose(self, ids: np.ndarray, key: int) -> Any:
         return self.fetch_keyed(ids, key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from distributed_training.data.arrays import UNSIGNED, gather_rows
 from distributed_training.data.base import LooseRows, StoredRows
 from distributed_training.data.nested import map_values
 
+ALIGNMENT = 64
+
 
 class Memory(NamedTuple):
     """A kind of memory that tensors can be made in. What is made belongs to the caller for as long as it lives."""
@@ -21,10 +24,41 @@ class Memory(NamedTuple):
     """As `torch.empty(shape, dtype=...)`."""
     copy: Callable[[Tensor], Tensor]
     """A tensor in this memory with the same values and strides."""
+    holds: Callable[[Tensor], bool] = lambda tensor: False
+    """Whether a tensor lies in it already."""
+    plain: bool = False
+    """Whether rows that are put together in it are contiguous, whatever order of elements torch would choose."""
 
 
+ORDINARY = Memory(torch.empty, lambda tensor: tensor, lambda tensor: True)
 # torch itself uses pinned memory again only when copies from it are done that were begun with `non_blocking=True`.
-PINNED = Memory(functools.partial(torch.empty, pin_memory=True), torch.Tensor.pin_memory)
+PINNED = Memory(functools.partial(torch.empty, pin_memory=True), torch.Tensor.pin_memory, torch.Tensor.is_pinned)
+
+
+class Room:
+    """A piece of memory, given out from `start` on. What does not fit into it is made elsewhere."""
+
+    def __init__(self, block: Tensor, start: int = 0) -> None:
+        self._block, self._used = block, start
+        self.memory = Memory(self.empty, self.copy)
+
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """As `Memory.empty`."""
+        size = math.prod(shape) * dtype.itemsize
+        start, end = self._used, self._used + size
+        if end > len(self._block):
+            return torch.empty(shape, dtype=dtype)
+        self._used += aligned(size)
+        return self._block[start:end].view(dtype).view(shape)
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """As `Memory.copy`, of a contiguous tensor."""
+        return self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
+
+
+def aligned(size: int) -> int:
+    """Where the next tensor begins after one of so many bytes."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def place(data: Any, memory: Memory) -> Any:
@@ -38,7 +72,9 @@ def place(data: Any, memory: Memory) -> Any:
 def _placed(part: Tensor | StoredRows | LooseRows, memory: Memory) -> Tensor:
     if isinstance(part, StoredRows):
         return _gather(part, memory)
-    return _stack(part, memory) if isinstance(part, LooseRows) else memory.copy(part)
+    if isinstance(part, LooseRows):
+        return _stack(part, memory)
+    return part if memory.holds(part) else memory.copy(part)
 
 
 def _gather(rows: StoredRows, memory: Memory) -> Tensor:

@@ -8,11 +8,19 @@ for nothing, and is loaded again with all generators seeded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from distributed_training.data.randomness import ALL, Watch, Which, seeders, seeds_of_samples, watching
 
 _SURE = 2  # batches: a draw seen once may have been somebody else's
+
+
+class Parts(NamedTuple):
+    """How samples are handed over: so many at a time, each time before the next one is loaded."""
+
+    sizes: Sequence[int]
+    put: Callable[[int, list[Any]], None]
+    """Takes the number of the first one, and them. Loading may begin anew: then it is called from the beginning."""
 
 
 class SampleDraws:
@@ -42,17 +50,36 @@ class SampleDraws:
 
         `again` gives the function for loading once more from the beginning, as an error has to be told: see above.
         """
+        found: dict[int, list[Any]] = {}
+        self.load_parts(load, items, samples, key, again, Parts([len(items)], found.__setitem__))
+        return found[0]
+
+    def load_parts(
+        self,
+        load: Callable[[Any], Any],
+        items: Sequence[Any],
+        samples: Sequence[int],
+        key: int,
+        again: Callable[[], Callable[[Any], Any]],
+        parts: Parts,
+    ) -> None:
+        """The same part by part."""
         with watching() as watch:
-            rows = self._try(watch, load, items, samples, key)
-            if rows is None:
+            if not self._try(watch, load, items, samples, key, parts):
                 self.drew, watch.seeded = True, ALL
-                rows = _load(again(), items, seeds_of_samples(key, samples), ALL)
-        return rows
+                _load(again(), items, seeds_of_samples(key, samples), ALL, parts)
 
     def _try(
-        self, watch: Watch, load: Callable[[Any], Any], items: Sequence[Any], samples: Sequence[int], key: int
-    ) -> list[Any] | None:
-        seeded, rows = self.seeded, None
+        self,
+        watch: Watch,
+        load: Callable[[Any], Any],
+        items: Sequence[Any],
+        samples: Sequence[int],
+        key: int,
+        parts: Parts,
+    ) -> bool:
+        """Load without seeds that are not known to be needed; whether that is good enough."""
+        seeded, failed = self.seeded, False
         seeds = seeds_of_samples(key, samples) if self._unsure or any(seeded) else None
         try:
             first = []
@@ -62,15 +89,16 @@ class SampleDraws:
                 if any(drawn):
                     self._count(drawn)
                     self.drew, watch.seeded = True, ALL
-                    return first + _load(load, items[1:], seeds[1:], ALL)
+                    _load(load, items, seeds, ALL, parts, first)
+                    return True
             watch.seeded = seeded
-            rows = first + _load(load, items[len(first) :], seeds[len(first) :] if seeds else None, seeded)
+            _load(load, items, seeds, seeded, parts, first)
         except Exception:
-            rows = None  # with everything seeded it may not come again
+            failed = True  # with everything seeded it may not come again
         drawn = watch.drawn()
         self._count(drawn)
         self.drew = any(seeded)
-        return None if any(drawn) else rows
+        return not failed and not any(drawn)
 
     def _count(self, drawn: Which) -> None:
         for generator, drew in enumerate(drawn):
@@ -79,13 +107,25 @@ class SampleDraws:
         self._unsure = any(0 < count < _SURE for count in self._draws)
 
 
-def _load(load: Callable[[Any], Any], items: Sequence[Any], seeds: list[int] | None, which: Which) -> list[Any]:
-    seed = seeders(which)
-    if not seed or seeds is None:
-        return [load(item) for item in items]
-    rows = []
-    for item, value in zip(items, seeds):
-        for seeder in seed:
-            seeder(value)
-        rows.append(load(item))
-    return rows
+def _load(
+    load: Callable[[Any], Any],
+    items: Sequence[Any],
+    seeds: list[int] | None,
+    which: Which,
+    parts: Parts,
+    first: Sequence[Any] = (),
+) -> None:
+    """`first` are the samples of the first items, which are loaded already."""
+    seed, begin = seeders(which), 0
+    rows = list(first)
+    for size in parts.sizes:
+        end, start = begin + size, begin + len(rows)
+        if not seed or seeds is None:
+            rows += [load(item) for item in items[start:end]]
+        else:
+            for item, value in zip(items[start:end], seeds[start:end]):
+                for seeder in seed:
+                    seeder(value)
+                rows.append(load(item))
+        parts.put(begin, rows)
+        begin, rows = end, []

@@ -23,13 +23,11 @@ from torch import Tensor
 from distributed_training.data.arrays import UNSIGNED
 from distributed_training.data.base import LooseRows, StoredRows
 from distributed_training.data.nested import map_tensors, map_values, values_in
-from distributed_training.data.placing import Memory, place
+from distributed_training.data.placing import ALIGNMENT, ORDINARY, Room, aligned, place
 
 _MOST_BLOCKS = 8  # of a worker: two batches that wait, one in the making, and some that the receiver looks at
-_HEADER = _ALIGNMENT = 64
+_HEADER = ALIGNMENT
 _PAGE = 4096
-
-_ORDINARY = Memory(torch.empty, lambda tensor: tensor)
 
 
 class BlockSender:
@@ -48,13 +46,13 @@ class BlockSender:
         size = _size_in_block(data)
         found = self._free_block(_HEADER + size) if size else None
         if found is None:
-            return place(data, _ORDINARY)
+            return place(data, ORDINARY)
         number, new, gone = found
         block = self._blocks[number]
-        room = _Room(block)
-        placed = place(data, Memory(room.empty, room.copy))
+        room = Room(block, _HEADER)
+        placed = place(data, room.memory)
         block[0] = 1
-        spots = map_tensors(room.spot, placed)
+        spots = map_tensors(lambda tensor: _Spot.of(tensor, block), placed)
         return _Packed(self._to, number, block if new else None, gone, spots)
 
     def _free_block(self, size: int) -> tuple[int, bool, int | None] | None:
@@ -131,38 +129,20 @@ class _Spot(NamedTuple):
     dtype: torch.dtype
     shape: tuple[int, ...]
 
-
-class _Room:
-    """The memory of a block, given out from its beginning."""
-
-    def __init__(self, block: Tensor) -> None:
-        self._block, self._used = block, _HEADER
-
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        start, self._used = self._used, self._used + _aligned(size)
-        return self._block[start : start + size].view(dtype).view(shape)
-
-    def copy(self, tensor: Tensor) -> Tensor:
-        return self.empty(tuple(tensor.shape), tensor.dtype).copy_(tensor)
-
-    def spot(self, tensor: Tensor) -> _Spot:
-        start = tensor.data_ptr() - self._block.data_ptr()
-        return _Spot(start, tensor.nbytes, tensor.dtype, tuple(tensor.shape))
+    @classmethod
+    def of(cls, tensor: Tensor, block: Tensor) -> _Spot:
+        """Of a tensor that lies in this block."""
+        return cls(tensor.data_ptr() - block.data_ptr(), tensor.nbytes, tensor.dtype, tuple(tensor.shape))
 
 
 def _tensor_at(block: np.ndarray, spot: _Spot) -> Tensor:
     return torch.from_numpy(block[spot.start : spot.start + spot.bytes]).view(spot.dtype).view(spot.shape)
 
 
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
 def _size_in_block(data: Any) -> int:
     """Bytes that a batch takes; 0 where it cannot lie in a block as it is, or would have no use for one."""
     sizes = [_leaf_size(leaf) for leaf in values_in(data, (Tensor, StoredRows, LooseRows))]
-    return sum(map(_aligned, sizes)) if all(sizes) else 0
+    return sum(map(aligned, sizes)) if all(sizes) else 0
 
 
 def _leaf_size(leaf: Any) -> int:

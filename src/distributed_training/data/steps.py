@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from distributed_training.data.base import Batch, Dataset, Share
 from distributed_training.data.nested import split_sizes
-from distributed_training.data.placing import Memory, place
+from distributed_training.data.placing import ORDINARY, Memory, place
 from distributed_training.data.plan import Plan, derive_key
 from distributed_training.data.randomness import claimed_generators
 from distributed_training.data.torch_dataset import fetch
@@ -25,6 +25,10 @@ _SECONDS_AT_ONCE, _SECONDS_AT_ONCE_ALONE = 0.005, 0.02  # in any process, and in
 # collection goes through everything there is: with 512 rows that took a quarter of the time of cheap ones. In a process
 # that only loads there is nothing to go through but samples: what was there when it was forked does not count.
 _ROWS_AT_ONCE, _ROWS_AT_ONCE_ALONE = 256, 2048
+
+
+Rooms = Callable[[int, int], Memory]
+"""Gives memory for so many rows of so many bytes each."""
 
 
 @dataclass(slots=True)
@@ -56,7 +60,8 @@ def read_steps(
     memory: Memory | None = None,
 ) -> Iterator[tuple[int, Batch]]:
     """Yield (step, this share of the batch) of the steps [first, last), in this memory or in any."""
-    for block in read_blocks(dataset, plan, share, epoch, first, last, gathered=memory is None):
+    rooms = None if memory is None else lambda rows, size: memory
+    for block in read_blocks(dataset, plan, share, epoch, first, last, gathered=memory is None, rooms=rooms):
         for part in [block] if memory is None else _placed(block, memory, dataset, derive_key(plan.seed, epoch)):
             yield from part.batches(share)
 
@@ -82,11 +87,12 @@ def read_blocks(
     *,
     at_once: int = _BYTES_AT_ONCE,
     gathered: bool = True,
+    rooms: Rooms | None = None,
 ) -> Iterator[Block]:
     """Yield the steps [first, last) as they are fetched: many at once where samples lie in memory, else one by one.
 
-    A block has no more than `at_once` bytes, or one step. Not `gathered`, it holds `StoredRows` or `LooseRows`, for a
-    dataset that has them.
+    A block has no more than `at_once` bytes, or one step. Not `gathered`, it holds `StoredRows`, for a dataset that has
+    them, or `LooseRows` where it is one step. Samples of several steps may be put together in memory of `rooms`.
     """
     size, key, step = plan.batch_size, derive_key(plan.seed, epoch), first
     planned = max(1, _IDS_AT_ONCE // size)
@@ -99,7 +105,12 @@ def read_blocks(
             steps = [some[at : at + size] for at in range(0, len(some), size)]
             own = [step_ids[share.rows(len(step_ids))] for step_ids in steps] if share.ranks > 1 else steps
             rows = np.concatenate(own) if share.ranks > 1 else some
-            data = _fetch(dataset, rows, key, len(steps)) if gathered else fetch_apart(dataset, rows, key)
+            data = None if gathered else dataset.rows(rows)
+            if data is None and len(steps) == 1:
+                data = fetch(dataset, rows, key) if gathered else _fetch_loose(dataset, rows, key)
+            elif data is None:
+                memory = rooms(len(rows), dataset.sample_bytes or 0) if rooms is not None else ORDINARY
+                data = dataset.fetch_steps(rows, key, [len(part) for part in own], memory)
             if data is not None:
                 yield Block(step, steps, own, data)
             else:
@@ -108,16 +119,14 @@ def read_blocks(
             step += len(steps)
 
 
-def _fetch(dataset: Dataset, ids: np.ndarray, key: int, steps: int) -> Any:
-    """The samples of so many steps; None where they have to be fetched step by step."""
-    return fetch(dataset, ids, key) if steps == 1 else dataset.fetch_steps(ids, key)
-
-
 def fetch_apart(dataset: Dataset, ids: np.ndarray, key: int) -> Any:
-    """The same, not put together as far as the dataset can give that: with `StoredRows` or `LooseRows`."""
+    """The samples of one step, not put together as far as the dataset can give that: with `StoredRows` or `LooseRows`;
+    None where the latter do not fit together."""
     rows = dataset.rows(ids)
-    if rows is not None:
-        return rows
+    return _fetch_loose(dataset, ids, key) if rows is None else rows
+
+
+def _fetch_loose(dataset: Dataset, ids: np.ndarray, key: int) -> Any:
     return fetch(dataset, ids, key) if dataset.sample_bytes is None else dataset.fetch_loose(ids, key)
 
 

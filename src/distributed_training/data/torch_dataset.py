@@ -7,7 +7,6 @@ import inspect
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,15 +16,15 @@ from torch.utils.data import TensorDataset, default_collate
 
 from distributed_training.data.arrays import ArrayDataset
 from distributed_training.data.base import Dataset, KeyedDataset, LooseRows
+from distributed_training.data.collating import BlockOfSteps, collate_samples, loose_samples
 from distributed_training.data.nested import map_tensors, tensors_in, values_in
+from distributed_training.data.placing import Memory
 from distributed_training.data.plan import extend_key
 from distributed_training.data.randomness import drew, global_generators_kept, seed_for_sample, seed_of_sample
-from distributed_training.data.sample_draws import SampleDraws
+from distributed_training.data.sample_draws import Parts, SampleDraws
 from distributed_training.runtime.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
-_dtype_of = attrgetter("dtype")
-_NUMBERS: dict[type, type] = {int: np.int64, bool: np.bool_, float: np.float64}
 
 
 def as_dataset(samples: Any, collate: Collate | None = None) -> Dataset:
@@ -40,49 +39,6 @@ def as_dataset(samples: Any, collate: Collate | None = None) -> Dataset:
     if not hasattr(samples, "__getitem__") or not hasattr(samples, "__len__"):
         raise DataError(f"{type(samples).__name__} has no __getitem__ and __len__, so it is not a map-style dataset")
     return TorchDataset(samples, collate_samples if collate is None or default else collate)
-
-
-def collate_samples(rows: list[Any]) -> Any:
-    """What torch's `default_collate` makes of samples, without its checks of each of them for the usual kinds."""
-    usual = _collate_usual(rows)
-    return default_collate(rows) if usual is None else usual
-
-
-def _collate_usual(rows: list[Any], stack: Callable[[Any], Any] = torch.stack) -> Any:
-    """Samples that are tuples or dicts of tensors, arrays, or numbers of one kind, as rows; None for all others."""
-    kinds = set(map(type, rows))
-    try:
-        if kinds == {tuple}:
-            return [_column(values, stack) for values in zip(*rows, strict=True)]
-        if kinds == {dict}:
-            return {key: _column([row[key] for row in rows], stack) for key in rows[0]}
-    except (_UnusualError, RuntimeError, ValueError, KeyError, TypeError, OverflowError):
-        pass
-    return None
-
-
-class _UnusualError(Exception):
-    """Samples that only torch's own function can put together, or say why not."""
-
-
-def _loose(values: Sequence[torch.Tensor]) -> LooseRows:
-    """To be stacked later, which keeps the type only where all have the same."""
-    if len(set(map(_dtype_of, values))) != 1:
-        raise _UnusualError
-    return LooseRows(values)
-
-
-def _column(values: Sequence[Any], stack: Callable[[Any], Any]) -> Any:
-    kinds = set(map(type, values))
-    if kinds == {torch.Tensor}:
-        return stack(values)
-    if kinds == {np.ndarray}:
-        return stack([torch.as_tensor(value) for value in values])
-    if len(kinds) == 1 and (dtype := _NUMBERS.get(*kinds)) is not None:
-        return torch.from_numpy(np.array(values, dtype))  # `torch.tensor` takes two or three times as long
-    if len(kinds) == 1 and issubclass(kinds.pop(), np.generic) and not isinstance(values[0], (str, bytes)):
-        return torch.as_tensor(values)
-    raise _UnusualError
 
 
 class TorchDataset(KeyedDataset):
@@ -121,19 +77,26 @@ class TorchDataset(KeyedDataset):
             self._note(batch, len(own), time.perf_counter() - start)
         return batch
 
-    def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
-        return self._fetch_rows(ids, key, torch.stack)
+    def fetch_steps(self, ids: np.ndarray, key: int, sizes: Sequence[int], memory: Memory) -> Any:
+        own = (ids if self._index is None else self._index[ids]).tolist()
+        start = time.perf_counter()
+        block = BlockOfSteps(len(own), memory)
+        load, parts = self._samples.__getitem__, Parts([size for size in sizes if size], block.put)
+        try:
+            self._draws.load_parts(load, own, own, key, lambda: self._named, parts)
+        except DataError:
+            return None  # it comes again in the step that it belongs to
+        self.drew = self._draws.drew
+        self._note(batch := block.batch(), len(own), time.perf_counter() - start)
+        return batch
 
     def fetch_loose(self, ids: np.ndarray, key: int) -> Any:
-        return self._fetch_rows(ids, key, _loose)
-
-    def _fetch_rows(self, ids: np.ndarray, key: int, stack: Callable[[Any], Any]) -> Any:
         own = (ids if self._index is None else self._index[ids]).tolist()
         start = time.perf_counter()
         try:
-            batch = _collate_usual(self._load(own, key), stack)
+            batch = loose_samples(self._load(own, key))
         except DataError:
-            return None  # it comes again in the step that it belongs to
+            return None
         self._note(batch, len(own), time.perf_counter() - start)
         return batch
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from distributed_training.data.base import Dataset, Share
 from distributed_training.data.plan import Plan, derive_key
-from distributed_training.data.steps import Block, read_blocks
+from distributed_training.data.steps import Block, Rooms, read_blocks
 from distributed_training.data.torch_dataset import fetch
 from distributed_training.feed.packing import RUN
 from distributed_training.feed.planning import EpochPlan, KeptPlan, facts_of
@@ -62,12 +62,13 @@ class Piece:
     offset: int
     """Added to them they are the numbers of the feed."""
 
-    def blocks(self, share: Share, *, gathered: bool, run: int = RUN) -> Iterator[Block]:
+    def blocks(self, share: Share, *, gathered: bool, run: int = RUN, rooms: Rooms | None = None) -> Iterator[Block]:
         """The steps as they are fetched, `run` bytes of samples at once; not `gathered`: as rows that lie where they
-        lie, if it can be done."""
+        lie, if it can be done. `rooms`: see `read_blocks`."""
         part, span = self.part, (self.epoch, self.first, self.last)
         at_once = _NAMED_AT_ONCE if part.row and not gathered else run
-        for block in read_blocks(part.dataset, part.kept, share, *span, at_once=at_once, gathered=gathered):
+        options: Any = {"at_once": at_once, "gathered": gathered, "rooms": rooms}
+        for block in read_blocks(part.dataset, part.kept, share, *span, **options):
             block.first += self.offset
             yield block
 

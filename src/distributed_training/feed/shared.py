@@ -19,10 +19,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
+from distributed_training.data.placing import Memory, Room, aligned
 from distributed_training.feed.buffers import own_array
 from distributed_training.feed.pinning import PinnedSlots
 from distributed_training.feed.rows import Loose, Rows
@@ -36,6 +38,7 @@ Gather = Callable[[Rows | Loose, np.ndarray], None]
 _ADD_SEALS, _GET_SEALS = 1033, 1034
 _SEALS = 1 | 2 | 4  # may not be sealed further, shrink or grow
 _HEAD = 64  # bytes before the payload of a slot; its first word says whether the slot is in use
+_BETWEEN = 1 << 10  # bytes of a slot for what lies between tensors
 _MOST_SLOTS = 256
 _FEW_SLOTS = 8
 _SMALLEST_SLOT = 64 << 10
@@ -89,6 +92,7 @@ class _Segment:
         self.used = self.bytes.view(np.uint32)[:: slot // 4]
         self.sizes = self.bytes.view(np.uint32)[1 :: slot // 4]
         """A word for each slot, not 0 while it is in use."""
+        self.address = int(self.bytes.ctypes.data)
         self.number = (os.getpid() << _FD_BITS | self.fd) << _INODE_BITS | os.fstat(self.fd).st_ino & _INODES
         """Where the other side finds it: process and file descriptor; the inode proves that it is the same one."""
 
@@ -102,6 +106,31 @@ class _Segment:
         return first if free[first] else None
 
 
+class _Lent(NamedTuple):
+    """A slot whose memory was given out."""
+
+    segment: _Segment
+    slot: int
+    ids: int
+    """Bytes in front that are kept for sample ids."""
+
+    @property
+    def begin(self) -> int:
+        """Where its payload begins."""
+        return self.slot * self.segment.slot + _HEAD
+
+    def has(self, batch: PackedBatch) -> bool:
+        """Whether the buffers of a batch lie there as they would be written, but for the sample ids."""
+        at = self.segment.address + self.begin + self.ids
+        if aligned(len(batch.buffers[0])) != self.ids:
+            return False
+        for buffer in batch.buffers[1:]:
+            if len(buffer) and (not isinstance(buffer, memoryview) or _address(buffer) != at):
+                return False
+            at += aligned(len(buffer))
+        return True
+
+
 class Arena:
     """A worker's shared memory for one connection. One thread writes; slots come back by themselves."""
 
@@ -111,19 +140,53 @@ class Arena:
         self._segment: _Segment | None = None
         self._former: list[_Segment] = []
         """Segments with smaller slots. They stay until the other side, which may not have seen them yet, is done."""
+        self._lent: _Lent | None = None
+
+    def room(self, rows: int, sample_bytes: int) -> Memory | None:
+        """A slot's memory, for so many rows to be put together in; None where there is no room now.
+
+        It is to be handed back by `finish`, or is lost with the next call.
+        """
+        self._take_back()
+        ids = aligned(8 * rows)
+        segment, slot = self._free_slot(_HEAD + ids + aligned(rows * sample_bytes) + _BETWEEN)
+        if segment is None or slot is None:
+            return None
+        segment.used[slot] = 1
+        self._lent = lent = _Lent(segment, slot, ids)
+        memory = segment.bytes[lent.begin + ids : (slot + 1) * segment.slot]
+        return Room(torch.from_numpy(memory)).memory
+
+    def finish(self, batches: Sequence[PackedBatch]) -> tuple[int, int] | None:
+        """These were put together where `room` said. Their place, if they are one run that lies there as it should;
+        else what they hold is not in shared memory any more."""
+        lent = self._lent
+        if lent is None:
+            return None
+        if len(batches) == 1 and lent.has(batches[0]):
+            self._lent, segment = None, lent.segment
+            ids = np.frombuffer(batches[0].buffers[0], np.uint8)
+            segment.bytes[lent.begin : lent.begin + len(ids)] = ids
+            return self._announced(segment, lent.slot, batches)
+        for batch in batches:  # a shorter last step, which is a run of its own
+            batch.buffers = [
+                np.array(np.frombuffer(buffer, np.uint8)).data if isinstance(buffer, memoryview) else buffer
+                for buffer in batch.buffers
+            ]
+        self._take_back()
+        return None
+
+    def _take_back(self) -> None:
+        if self._lent is not None:
+            self._lent.segment.used[self._lent.slot] = 0
+            self._lent = None
 
     def write(self, batches: Sequence[PackedBatch]) -> tuple[int, int] | None:
         """Put the payload of a frame into shared memory; its place, or None where there is no room now."""
-        size = sum([batch.size for batch in batches]) + _HEAD
-        if self._former:
-            self._close([former for former in self._former if not former.used.any()])
-        segment = self._segment
-        if segment is None or size > segment.slot:
-            segment = self._larger(size)
-        slot = segment.free_slot() if segment is not None else None
+        segment, slot = self._free_slot(sum([batch.size for batch in batches]) + _HEAD)
         if segment is None or slot is None:
             return None
-        begin = at = slot * segment.slot + _HEAD
+        at = slot * segment.slot + _HEAD
         for batch in batches:
             for buffer in batch.buffers:
                 if length := len(buffer):
@@ -131,12 +194,25 @@ class Arena:
                         self._gather(buffer, segment.bytes[at : at + length])
                     else:
                         segment.bytes[at : at + length] = np.frombuffer(buffer, np.uint8)
-                    at += (length + 63) & -64
+                    at += aligned(length)
+        segment.used[slot] = 1  # only now: samples that do not fit together leave it free
+        return self._announced(segment, slot, batches)
+
+    def _announced(self, segment: _Segment, slot: int, batches: Sequence[PackedBatch]) -> tuple[int, int]:
+        """The place of a slot that holds the payload of these; their own memory is free."""
         for batch in batches:
             batch.buffers = [_Placed(len(buffer)) for buffer in batch.buffers]  # type: ignore[misc]
         segment.sizes[slot] = segment.slot // _PAGE
-        segment.used[slot] = 1  # only now: samples that do not fit together leave it free
-        return segment.number, begin
+        return segment.number, slot * segment.slot + _HEAD
+
+    def _free_slot(self, size: int) -> tuple[_Segment | None, int | None]:
+        """A slot of at least so many bytes; None where there is none now."""
+        if self._former:
+            self._close([former for former in self._former if not former.used.any()])
+        segment = self._segment
+        if segment is None or size > segment.slot:
+            segment = self._larger(size)
+        return segment, segment.free_slot() if segment is not None else None
 
     def _larger(self, least: int) -> _Segment | None:
         """A segment with slots of at least this size, in place of the one before; None where that is not possible."""
@@ -167,6 +243,10 @@ class Arena:
             self._former.append(self._segment)
             self._segment = None
         self._close(list(self._former))
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
 class Segments:

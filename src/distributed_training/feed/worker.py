@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from distributed_training.data.base import Share
+from distributed_training.data.placing import ORDINARY, Memory
 from distributed_training.data.steps import Block
 from distributed_training.feed.answering import HomeDoor
 from distributed_training.feed.compression import Compressor
@@ -187,7 +188,7 @@ class Worker:
             part = piece.part
             sending.rows = bool(part.row)
             as_they_lie = part.row >= sending.least and (shared or part.at_hand) if part.row else self._loosely
-            yield from piece.blocks(share, gathered=not as_they_lie, run=run)
+            yield from piece.blocks(share, gathered=not as_they_lie, run=run, rooms=sending.room)
 
     def _run(self, shared: bool) -> int:
         """Bytes of samples to load at once, and to send together. In shared memory they are copied but once, right into
@@ -262,6 +263,13 @@ class _Sending:
         self.stacking = 0.0
         """Seconds spent on putting samples together, which is a part of loading them."""
 
+    def room(self, rows: int, sample_bytes: int) -> Memory:
+        """Memory for a block that is about to be loaded: see `read_blocks`."""
+        room = None
+        if self._arena is not None and rows * sample_bytes >= _INLINE:
+            room = self._arena.room(rows, sample_bytes)
+        return (room or ORDINARY)._replace(plain=True)  # it is sent in order
+
     def _took(self, batches: list[PackedBatch], seconds: float) -> None:
         """So long it took to put the samples of these together."""
         self.stacking += seconds
@@ -274,6 +282,10 @@ class _Sending:
         self._quick = not self.rows and sum([packed.size for packed in batches]) > _QUICK * loading
         self._compressor.bandwidth = self.outbox.bandwidth if self._arena is None else None
         here = self._arena is not None
+        if self._arena is not None and (place := self._arena.finish(batches)) is not None:
+            self.flush()
+            self._put(batches, sum([packed.size for packed in batches]), place)
+            return
         loose = _any_loose(batches)
         if here and loose:
             self.flush()  # what is collected is not to be lost with samples that do not fit together
@@ -323,7 +335,10 @@ class _Sending:
                         packed.buffers = [gathered(buffer) for buffer in packed.buffers]
                 if loose:
                     self._took(batches, time.perf_counter() - start)
-            self.outbox.put(Frame(self.lease, batches, size, place), loaded=not self.rows)
+            self._put(batches, size, place)
+
+    def _put(self, batches: list[PackedBatch], size: int, place: tuple[int, int] | None) -> None:
+        self.outbox.put(Frame(self.lease, batches, size, place), loaded=not self.rows)
 
     def close(self) -> None:
         """Let go of shared memory and of who writes there."""

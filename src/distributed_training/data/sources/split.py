@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distributed_training.data.base import Dataset, KeyedDataset, Splits
 from distributed_training.data.torch_dataset import drew_something, fetch, repeats
 from distributed_training.runtime.errors import DataError
+
+if TYPE_CHECKING:
+    from distributed_training.data.placing import Memory
 
 
 class Subset(KeyedDataset):
@@ -44,8 +48,8 @@ class Subset(KeyedDataset):
     def fetch_keyed(self, ids: np.ndarray, key: int) -> Any:
         return fetch(self.dataset, self.ids[ids], key)
 
-    def fetch_steps(self, ids: np.ndarray, key: int) -> Any:
-        return self.dataset.fetch_steps(self.ids[ids], key)
+    def fetch_steps(self, ids: np.ndarray, key: int, sizes: Sequence[int], memory: Memory) -> Any:
+        return self.dataset.fetch_steps(self.ids[ids], key, sizes, memory)
 
     def fetch_loose(self, ids: np.ndarray, key: int) -> Any:
         return self.dataset.fetch_loose(self.ids[ids], key)
