@@ -38,8 +38,8 @@ from distributed_training.verify.audit import audit
 EPOCHS = 2
 CARRIERS = ("sockets", "shared memory", "TLS", "aside")
 SETTINGS = FeedSettings(deadline=60.0, absence=60.0, lease=5.0, shortest_lease=0.3, silence=6.0, authentication=2.0)
-WIDTHS = {"arrays": 20, "many": 100, "wide": 800}
-CUTS = {"arrays": (6, 20_000), "many": (8, 1_000_000), "wide": (8, 2_000_000)}
+WIDTHS = {"arrays": 20, "many": 100, "wide": 800, "loaded": 100}
+CUTS = {"arrays": (6, 20_000), "many": (8, 1_000_000), "wide": (8, 2_000_000), "loaded": (8, 500_000)}
 """Connections that are cut, and the most bytes that one carries before."""
 SMALL = 5_000
 """The most bytes where batches themselves go through shared memory."""

@@ -75,6 +75,21 @@ class _Views:
         return self.rows[index], self.more[index].T, self.arrays[index], float(index), index % 7, np.int32(index)
 
 
+class _Loaded:
+    """The rows of arrays, one by one."""
+
+    def __init__(self, samples: int = 6000, width: int = 100) -> None:
+        numbers = np.random.default_rng(0)
+        self.rows = torch.from_numpy(numbers.standard_normal((samples, width)).astype(np.float32))
+        self.labels = numbers.integers(0, 10, samples).tolist()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.rows[index], self.labels[index]
+
+
 class UsesMemoryAgain:
     """Samples that lie in memory for so many, which is used again for later ones: good for one batch."""
 
@@ -116,6 +131,7 @@ _MAKERS: dict[str, Any] = {
     "views": lambda: as_dataset(_Views()),
     "long views": lambda: as_dataset(_Views(width=30_000)),
     "stepwise": lambda: as_dataset(_Stepwise()),
+    "loaded": lambda: as_dataset(_Loaded()),
     "used again": lambda: as_dataset(UsesMemoryAgain()),
     "slow": lambda: as_dataset(_Samples(seconds=0.002)),
     "encoded": lambda: as_dataset(_Encoded()),

@@ -83,8 +83,11 @@ def undisturbed(dataset: str) -> dict[str, Tensor]:
     return feed_faults.reference(dataset)
 
 
-# Sockets, shared memory, TLS, aside, and rows sent from where they lie; `benchmarks/feed_faults.py` has many more.
-@pytest.mark.parametrize(("seed", "dataset"), [(0, "arrays"), (1, "arrays"), (2, "arrays"), (3, "many"), (0, "wide")])
+# Sockets, shared memory, TLS, aside, rows sent from where they lie, samples put together in shared memory;
+# `benchmarks/feed_faults.py` has many more.
+@pytest.mark.parametrize(
+    ("seed", "dataset"), [(0, "arrays"), (1, "arrays"), (2, "arrays"), (3, "many"), (0, "wide"), (1, "loaded")]
+)
 def test_connections_cut_anywhere(start_loader: StartLoader, in_tmp: Path, seed: int, dataset: str) -> None:
     outcome = feed_faults.attempt(seed, dataset, start_loader, Path("run"), undisturbed(dataset))
     assert outcome.problem == ""

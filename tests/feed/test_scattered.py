@@ -165,7 +165,7 @@ def test_rows_in_files_are_read_before_they_are_sent(tmp_path: Path, kind: str, 
     assert part.row == 4000
     assert part.at_hand == (kind == "memory")
     worker = Worker(Work(Course(part), "f", {}, LoaderSettings()), PairingLink("127.0.0.1", 1), Board([0.0] * 20))
-    sending: Any = SimpleNamespace(outbox=SimpleNamespace(shared=shared), least=1 if shared else 2048)
+    sending: Any = SimpleNamespace(outbox=SimpleNamespace(shared=shared), least=1 if shared else 2048, room=None)
     for block in worker._blocks(Lease(1, 0, 0, 4, 0, 1, 1.0), Share(), sending):
         apart = list(values_in(block.data, StoredRows))
         assert bool(apart) == (shared or kind == "memory")
