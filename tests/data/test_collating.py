@@ -79,6 +79,9 @@ ODD: dict[str, Callable[[int], Any]] = {
     "no tensor": lambda at: ("a" if at == 5 else torch.zeros(2),),
     "fewer values": lambda at: (torch.zeros(2), 1)[: 1 + (at != 5)],
     "more values": lambda at: (torch.zeros(2), 1, 2)[: 2 + (at >= 4)],
+    "another key from one step on": lambda at: {"x": 1} if at < 4 else {"y": 1},
+    "one more key from one step on": lambda at: {"x": 1} if at < 4 else {"x": 1, "y": 1},
+    "a dict from one step on": lambda at: (1, 2) if at < 4 else {"x": 1, "y": 2},
     "another key": lambda at: {"x": 1} if at != 5 else {"y": 1},
     "a list": lambda at: [torch.zeros(2), 1],
     "a gradient": lambda at: (torch.zeros(2, requires_grad=True),),
@@ -96,6 +99,18 @@ def test_what_only_torch_can_put_together_is_left_to_it(kind: str) -> None:
     block.put(0, [make(at) for at in range(4)])
     block.put(4, [make(at) for at in range(4, 9)])
     assert block.batch() is None
+
+
+def test_keys_say_what_a_value_is_and_not_their_order() -> None:
+    def turned(at: int) -> dict[str, int]:
+        return {"x": at, "y": -at} if at < 4 else {"y": -at, "x": at}
+
+    assert_equal(block_of(turned, [4, 5]), {"x": torch.arange(9), "y": -torch.arange(9)})
+    block = BlockOfSteps(2, ORDINARY)
+    block.put(0, [turned(0)])
+    block.put(0, [turned(7)])  # anew
+    block.put(1, [turned(1)])
+    assert_equal(block.batch(), {"x": torch.tensor([7, 1]), "y": torch.tensor([-7, -1])})
 
 
 def test_it_can_be_begun_anew() -> None:

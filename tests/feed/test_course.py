@@ -45,12 +45,14 @@ def test_a_lease_over_both_parts_has_the_samples_that_the_gpu_side_expects(gathe
     assert steps == [4, 5, 6, 7, 8, 9]
 
 
-@pytest.mark.parametrize(("run", "most"), [(1, 1), (3 * 4 * 408, 3), (1 << 20, 13)])
+@pytest.mark.parametrize(("run", "most"), [(1, 1), (3 * 4 * 416, 3), (1 << 20, 13)])
 def test_samples_are_loaded_for_as_many_steps_as_a_run_has_bytes(
     monkeypatch: pytest.MonkeyPatch, run: int, most: int
 ) -> None:
     monkeypatch.setattr(data_steps, "_SECONDS_AT_ONCE", 60.0)  # however busy the machine is
-    samples = [(torch.full((100,), float(number)), number) for number in range(50)]  # 408 bytes each
+    samples = [
+        (torch.full((100,), float(number)), number) for number in range(50)
+    ]  # 408 bytes each, and 8 for its number
     dataset = as_dataset(samples)
     dataset.fetch(np.arange(4))  # from now on it is known how large they are
     (piece,) = Course(Part(dataset, Plan(50, 4, 3))).pieces(0, 0, 13)

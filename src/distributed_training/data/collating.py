@@ -27,7 +27,7 @@ class UnusualError(Exception):
 def collate_samples(rows: list[Any]) -> Any:
     """What torch's `default_collate` makes of samples, without its checks of each of them for the usual kinds."""
     try:
-        return _of_columns(rows, [_column(values, _stacked) for values in _columns(rows)])
+        return _of_columns(rows, [_column(values, _stacked) for values in _columns(rows, rows[0])])
     except UnusualError:
         return default_collate(rows)
 
@@ -35,7 +35,7 @@ def collate_samples(rows: list[Any]) -> Any:
 def loose_samples(rows: list[Any]) -> Any:
     """The same with `LooseRows` in place of tensors that would have to be stacked; None for all but the usual kinds."""
     try:
-        return _of_columns(rows, [_column(values, _loose) for values in _columns(rows)])
+        return _of_columns(rows, [_column(values, _loose) for values in _columns(rows, rows[0])])
     except UnusualError:
         return None
 
@@ -56,11 +56,13 @@ class BlockOfSteps:
     def put(self, at: int, rows: list[Any]) -> None:
         """These samples are the rows from `at` on. To begin with the first ones again is to begin anew."""
         if at == 0:
-            self._unusual, self._first = False, rows[0]
+            self._unusual = False
         if self._unusual:
             return
         try:
-            columns = _columns(rows)
+            if self._columns is None:
+                self._first = rows[0]
+            columns = _columns(rows, self._first)
             if self._columns is None:
                 self._columns = [self._column(values) for values in columns]
             for column, values in zip(self._columns, columns, strict=True):
@@ -121,14 +123,15 @@ class _NumberColumn:
         self._numbers[at : at + len(values)] = values
 
 
-def _columns(rows: list[Any]) -> list[Sequence[Any]]:
-    """What stands in the same place of each sample; as with torch the first sample says what they are."""
-    kind = type(rows[0])
+def _columns(rows: list[Any], like: Any) -> list[Sequence[Any]]:
+    """What stands in the same place of each sample, in the order of the one that they are to be `like`; as with torch
+    the first sample says what they are."""
+    first = rows[0]
     try:
-        if kind is tuple:
+        if type(first) is type(like) is tuple:
             return [*zip(*rows, strict=True)]
-        if kind is dict:
-            return [[row[key] for row in rows] for key in rows[0]]
+        if type(first) is type(like) is dict and first.keys() == like.keys():
+            return [[row[key] for row in rows] for key in like]
     except (ValueError, KeyError, TypeError, IndexError):
         pass
     raise UnusualError
@@ -160,6 +163,6 @@ def _stacked(values: Sequence[Tensor]) -> Tensor:
 
 def _loose(values: Sequence[Tensor]) -> LooseRows:
     """To be stacked later, which keeps the type only where all have the same."""
-    if len(set(map(_dtype_of, values))) != 1:
+    if set(map(type, values)) != {Tensor} or len(set(map(_dtype_of, values))) != 1:
         raise UnusualError
     return LooseRows(values)

@@ -15,6 +15,17 @@ from distributed_training.data.randomness import ALL, Watch, Which, seeders, see
 _SURE = 2  # batches: a draw seen once may have been somebody else's
 
 
+class Task(NamedTuple):
+    """What is to be loaded: `load` of each of the items, which belong to these samples."""
+
+    load: Callable[[Any], Any]
+    items: Sequence[Any]
+    samples: Sequence[int]
+    key: int
+    again: Callable[[], Callable[[Any], Any]]
+    """Gives the function for loading once more from the beginning, as an error has to be told: see above."""
+
+
 class Parts(NamedTuple):
     """How samples are handed over: so many at a time, each time before the next one is loaded."""
 
@@ -38,49 +49,24 @@ class SampleDraws:
         python, numpy, torch = self._draws
         return python >= _SURE, numpy >= _SURE, torch >= _SURE
 
-    def load(
-        self,
-        load: Callable[[Any], Any],
-        items: Sequence[Any],
-        samples: Sequence[int],
-        key: int,
-        again: Callable[[], Callable[[Any], Any]],
-    ) -> list[Any]:
-        """`load` of each of the items, which belong to these samples.
-
-        `again` gives the function for loading once more from the beginning, as an error has to be told: see above.
-        """
+    def load(self, task: Task) -> list[Any]:
+        """What `task.load` makes of each item."""
         found: dict[int, list[Any]] = {}
-        self.load_parts(load, items, samples, key, again, Parts([len(items)], found.__setitem__))
+        self.load_parts(task, Parts([len(task.items)], found.__setitem__))
         return found[0]
 
-    def load_parts(
-        self,
-        load: Callable[[Any], Any],
-        items: Sequence[Any],
-        samples: Sequence[int],
-        key: int,
-        again: Callable[[], Callable[[Any], Any]],
-        parts: Parts,
-    ) -> None:
+    def load_parts(self, task: Task, parts: Parts) -> None:
         """The same part by part."""
         with watching() as watch:
-            if not self._try(watch, load, items, samples, key, parts):
+            if not self._try(watch, task, parts):
                 self.drew, watch.seeded = True, ALL
-                _load(again(), items, seeds_of_samples(key, samples), ALL, parts)
+                _load(task.again(), task.items, seeds_of_samples(task.key, task.samples), ALL, parts)
 
-    def _try(
-        self,
-        watch: Watch,
-        load: Callable[[Any], Any],
-        items: Sequence[Any],
-        samples: Sequence[int],
-        key: int,
-        parts: Parts,
-    ) -> bool:
+    def _try(self, watch: Watch, task: Task, parts: Parts) -> bool:
         """Load without seeds that are not known to be needed; whether that is good enough."""
         seeded, failed = self.seeded, False
-        seeds = seeds_of_samples(key, samples) if self._unsure or any(seeded) else None
+        load, items = task.load, task.items
+        seeds = seeds_of_samples(task.key, task.samples) if self._unsure or any(seeded) else None
         try:
             first = []
             if self._unsure and seeds is not None:  # samples that draw mostly do so in the first: no second load

@@ -132,7 +132,9 @@ class _Spot(NamedTuple):
     @classmethod
     def of(cls, tensor: Tensor, block: Tensor) -> _Spot:
         """Of a tensor that lies in this block."""
-        return cls(tensor.data_ptr() - block.data_ptr(), tensor.nbytes, tensor.dtype, tuple(tensor.shape))
+        start = tensor.data_ptr() - block.data_ptr()
+        assert 0 <= start <= len(block) - tensor.nbytes
+        return cls(start, tensor.nbytes, tensor.dtype, tuple(tensor.shape))
 
 
 def _tensor_at(block: np.ndarray, spot: _Spot) -> Tensor:

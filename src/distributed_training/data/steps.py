@@ -20,6 +20,7 @@ from distributed_training.data.torch_dataset import fetch
 _IDS_AT_ONCE = 2**15
 _STEPS_AT_ONCE = 64
 _BYTES_AT_ONCE = 2**20
+_NUMBER = 8  # bytes of a sample's number, which goes with it
 _SECONDS_AT_ONCE, _SECONDS_AT_ONCE_ALONE = 0.005, 0.02  # in any process, and in one that only loads
 # Python collects garbage after some hundred new objects. Many more samples would outlive that and be promoted, until a
 # collection goes through everything there is: with 512 rows that took a quarter of the time of cheap ones. In a process
@@ -134,7 +135,7 @@ def steps_fetched_together(dataset: Dataset, plan: Plan, at_once: int = _BYTES_A
     """How many steps are fetched in one call: several only where rows are rows, however many of them."""
     if dataset.sample_bytes is None:
         return 1
-    most = at_once // max(dataset.sample_bytes * plan.batch_size, 1)
+    most = at_once // ((dataset.sample_bytes + _NUMBER) * plan.batch_size)
     if dataset.sample_seconds:
         alone = claimed_generators() is not None
         most_rows = _ROWS_AT_ONCE_ALONE if alone else _ROWS_AT_ONCE

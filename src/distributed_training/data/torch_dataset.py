@@ -21,7 +21,7 @@ from distributed_training.data.nested import map_tensors, tensors_in, values_in
 from distributed_training.data.placing import Memory
 from distributed_training.data.plan import extend_key
 from distributed_training.data.randomness import drew, global_generators_kept, seed_for_sample, seed_of_sample
-from distributed_training.data.sample_draws import Parts, SampleDraws
+from distributed_training.data.sample_draws import Parts, SampleDraws, Task
 from distributed_training.runtime.errors import DataError
 
 Collate = Callable[[list[Any]], Any]
@@ -81,9 +81,8 @@ class TorchDataset(KeyedDataset):
         own = (ids if self._index is None else self._index[ids]).tolist()
         start = time.perf_counter()
         block = BlockOfSteps(len(own), memory)
-        load, parts = self._samples.__getitem__, Parts([size for size in sizes if size], block.put)
         try:
-            self._draws.load_parts(load, own, own, key, lambda: self._named, parts)
+            self._draws.load_parts(self._task(own, key), Parts([size for size in sizes if size], block.put))
         except DataError:
             return None  # it comes again in the step that it belongs to
         self.drew = self._draws.drew
@@ -115,9 +114,12 @@ class TorchDataset(KeyedDataset):
             with global_generators_kept():
                 seed_for_sample(key, own[0])
                 return _call(self._samples.__getitems__, own, what=f"{self.name}: samples {own[0]}, ...")
-        rows = self._draws.load(self._samples.__getitem__, own, own, key, lambda: self._named)
+        rows = self._draws.load(self._task(own, key))
         self.drew = self._draws.drew
         return rows
+
+    def _task(self, own: list[int], key: int) -> Task:
+        return Task(self._samples.__getitem__, own, own, key, lambda: self._named)
 
     def _named(self, sample: int) -> Any:
         return _call(self._samples.__getitem__, sample, what=f"{self.name}: sample {sample}")
@@ -170,9 +172,8 @@ class PreprocessedDataset(KeyedDataset):
         own_key = extend_key(key, 1)  # what is drawn here has nothing to do with what the dataset drew
         plain = self._on_rows(ids, key, own_key)
         # A function may have changed the rows that it was tried on.
-        rows = self._draws.load(
-            plain, range(len(ids)), ids.tolist(), own_key, lambda: self._on_rows(ids, key, own_key, named=True)
-        )
+        task = Task(plain, range(len(ids)), ids.tolist(), own_key, lambda: self._on_rows(ids, key, own_key, named=True))
+        rows = self._draws.load(task)
         self.drew = self._draws.drew or self._wants_rng or drew_something(self._dataset)
         return _call(collate_samples, rows, what=f"{self.name}: batching what it returned")
 

@@ -67,8 +67,9 @@ class Piece:
         lie, if it can be done. `rooms`: see `read_blocks`."""
         part, span = self.part, (self.epoch, self.first, self.last)
         at_once = _NAMED_AT_ONCE if part.row and not gathered else run
-        options: Any = {"at_once": at_once, "gathered": gathered, "rooms": rooms}
-        for block in read_blocks(part.dataset, part.kept, share, *span, **options):
+        for block in read_blocks(
+            part.dataset, part.kept, share, *span, at_once=at_once, gathered=gathered, rooms=rooms
+        ):
             block.first += self.offset
             yield block
 

@@ -44,11 +44,11 @@ def _pack_together(lease: Lease, block: Block, seconds: float, run: int) -> list
     if whole.values or len(whole.buffers) != len(shapes) or len(whole.dims) != sum(map(len, shapes)):
         return None
     first_dims = [sum(map(len, shapes[:at])) for at in range(len(shapes))]
-    width = max(1, sum([len(buffer) // total for buffer in whole.buffers]))  # as the dataset counts: no sample ids
+    width = 8 + sum([len(buffer) // total for buffer in whole.buffers])
     ids = id_bytes(np.concatenate(block.own))
     packed: list[PackedBatch] = []
     start = 0
-    for first, steps, size in _runs(rows, run // width):
+    for first, steps, size in _runs(rows, max(1, run // width)):
         dims = list(whole.dims)
         for at in first_dims:
             dims[at] = steps * size
